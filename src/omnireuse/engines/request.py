@@ -93,9 +93,9 @@ class RequestReuse(Stepper):
         """The solver's input. None if a forecast has failed; the output itself if learning from it has failed."""
         used = output
         try:
-            if output is not None and not isinstance(output, torch.Tensor):
-                raise StateError(f"the model predicts {type(output).__name__} and not one tensor")
             if self.generation is not None:
+                if output is not None and not isinstance(output, torch.Tensor):
+                    raise StateError(f"the model predicts {type(output).__name__} and not one tensor")
                 used = self.generation.use(output, latents)
         except Exception as error:  # of reuse: the request goes on
             self.give_up("a forecast" if output is None else "learning from a computed step", error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,7 @@ class DrivenRegion(Region):
         self._stepper, self._known, self._final, self._inner = stepper, known, final, inner
         self._computes = True
         self._last: dict[int, Any] = {}
+        self._kinds: dict[Hashable, int] = {}
         self.coordinates: list[float] = []
         self.latents: torch.Tensor | None = None
 
@@ -49,7 +50,9 @@ class DrivenRegion(Region):
         """The computed output, or a forecast of it."""
         step, place = call.run.generation.index, call.run.calls - 1
         if not place:
-            self._computes = self._stepper.computes(step, call.input, denoiser=call.denoiser)
+            # Outputs are of another kind if a ControlNet or an adapter begins or ends, too.
+            kind = self._kinds.setdefault((call.denoiser, call.layout.scales, call.controls), len(self._kinds))
+            self._computes = self._stepper.computes(step, call.input, denoiser=kind)
         if not self._computes:
             if step < len(self._known) and place < len(self._known[step]):
                 # Large recordings are on the host.

@@ -75,7 +75,8 @@ class Registry(Shared):
 
     def whole(self) -> list[Entry]:
         """The entries of which only shadows are missing, and that nobody is working on."""
-        return [entry for entry in self.entries.values() if entry.is_idle]
+        with self.lock:
+            return [entry for entry in self.entries.values() if entry.is_idle]
 
     def close(self) -> None:
         """Drop what was measured, and let other processes measure."""

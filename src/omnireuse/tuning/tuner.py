@@ -239,11 +239,11 @@ class Tuner(HostTuner):
 
     def _finish(self, proceed: Callable[..., Any], due: list[Entry]) -> None:
         """Make shadows of pictures that were all measured before this call, one at a time if a run takes long."""
-        with self._lock:
-            due = [entry for entry in due if not entry.is_busy]
-            for entry in due:
-                entry.is_busy = True
         for entry in due:
+            with self._lock:
+                if not entry.is_idle:  # another thread was first
+                    continue
+                entry.is_busy = True
             try:
                 entry.go_on(SessionShadows(self._session, proceed, self._references))
             finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +15,10 @@ from diffusers import FluxPipeline
 import omnireuse
 from omnireuse.profiles.origin import versions
 from omnireuse.tuning import recording
+from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.registry import Registry
+from omnireuse.tuning.shadows import called_again
+from omnireuse.tuning.store import Store
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 from tests.helpers.tiny import wan as tiny_wan
@@ -108,6 +113,51 @@ def test_an_interrupt_within_a_shadow_reaches_the_user(flux: Tiny, monkeypatch: 
         with pytest.raises(Cancelled):
             flux.run(steps=STEPS)
         assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 0)
+
+
+def test_an_interrupt_leaves_the_other_configurations_to_be_tuned(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter(range(10))
+
+    def third_cancelled(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == 2:
+            raise Cancelled
+        return called_again(*args, **kwargs)
+
+    monkeypatch.setattr("omnireuse.tuning.entry.SLOW", -1.0)
+    with omnireuse.enable(flux.pipe) as handle:
+        flux.run(steps=STEPS, batch=3)
+        flux.run(steps=24, batch=3)
+        with monkeypatch.context() as patched:
+            patched.setattr("omnireuse.tuning.shadows.called_again", third_cancelled)
+            with pytest.raises(Cancelled):  # in a trial run of the first; those of the second come after it
+                flux.run(steps=STEPS, batch=3)
+        for _ in range(4):
+            flux.run(steps=24, batch=3)
+        assert handle.tuning.state == "ready"
+
+
+def test_a_configuration_that_begins_while_others_are_looked_through_waits(tmp_path: Path) -> None:
+    registry = Registry(pictures=3, store=Store(tmp_path), command="")
+    threads = list[threading.Thread]()
+
+    class Watched(Entry):
+        @property
+        def is_idle(self) -> bool:
+            def add() -> None:
+                with registry.lock:
+                    registry.entries[str(len(registry.entries)), 1] = self
+
+            threads.append(threading.Thread(target=add))
+            threads[-1].start()
+            threads[-1].join(0.2)
+            return True
+
+    given: Any = {"shared": registry, "configuration": None, "budget": None, "tuning": None}
+    registry.entries["a", 1] = registry.entries["b", 1] = Watched(**given)
+    assert len(registry.whole()) == 2
+    for thread in threads:
+        thread.join()
+    assert len(registry.entries) == 4
 
 
 def test_three_failures_in_a_row_end_tuning_with_one_warning(

@@ -23,6 +23,7 @@ from omnireuse.tuning.configuration import Configuration
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 from tests.helpers.tiny import stable_diffusion as tiny_sd
+from tests.unit.diffusion.test_coexistence import stable_diffusion_control
 
 STEPS = 24
 
@@ -45,6 +46,22 @@ class Counted:
         before = self.calls
         run()
         return self.calls - before
+
+
+def test_a_trial_of_the_untuned_default_is_what_the_default_would_serve() -> None:
+    tiny, call = stable_diffusion_control(), {"controlnet_conditioning_scale": 1.0, "control_guidance_end": 0.5}
+    full = tiny.run(steps=20, **call)
+    with omnireuse.enable(tiny.pipe, tune=False):
+        served = tiny.run(steps=20, **call)
+    with omnireuse.enable(tiny.pipe) as handle:
+        for seed in range(3):
+            tiny.run(steps=20, seed=seed, **call)
+        profile = handle.tuned_profile
+    assert profile is not None
+    evidence = profile.plans[12].evidence
+    assert evidence is not None
+    error = (served - full).abs().mean() / full.abs().mean()
+    assert evidence.untuned[0] == pytest.approx(error.item(), rel=1e-5)
 
 
 def test_the_first_pictures_are_bit_equal_and_later_ones_repeat(flux: Tiny) -> None:
