@@ -35,7 +35,7 @@ class Target:
     Attributes:
         name: "speedup", "computed_steps", "quality" (PSNR in dB that nine of ten pictures reach), "tolerance" (relative
             L1 error that nine of ten final latents stay within), or "" if nothing is asked for.
-        value: as it was given.
+        value: as it was given, if Python's own number.
     """
 
     name: str = ""
@@ -98,5 +98,6 @@ def _checked(place: str, name: str, value: Any) -> float:
     if not (math.isfinite(number) and is_in_range(number)):
         guess = "; an SSIM is another measure, which is not taken" if name == "quality" and 0 < number <= 1 else ""
         raise ConfigError(f"{place}({name}={value!r:.60}): {name} must be {must}, got {value!r:.60}{guess}")
-    checked: float = int(number) if name == "computed_steps" else value  # type: ignore[assignment]  # a real number
-    return checked
+    if name == "computed_steps":
+        return int(number)
+    return value if isinstance(value, (int, float)) else number  # saved plans tell 40 from 40.0

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from omnireuse.base.registry import Registry
+
 from .pages import NAMES, TOP, blocks, run
 
 LONG = {"docs/calibration.md", "docs/reference.md", "docs/step-reuse-options.md", "docs/tuning.md", "docs/tutorial.md"}
@@ -27,6 +29,9 @@ def test_the_blocks_of_a_page_run(
     for folder in ("models", "bench", "examples"):
         (tmp_path / folder).symlink_to(TOP / folder)
     monkeypatch.chdir(tmp_path)
+    # What a page adds to a registry is gone with the test.
+    for registry in [each for each in gc.get_objects() if isinstance(each, Registry)]:
+        monkeypatch.setattr(registry, "builtin", dict(registry.builtin))
     # As a reader has it: tuning is on, and its plans lie in the folder of this test (tests/conftest.py).
     for variable in ("OMNIREUSE_TUNE", "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"):
         monkeypatch.delenv(variable, raising=False)
