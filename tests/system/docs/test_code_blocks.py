@@ -30,7 +30,7 @@ def test_the_blocks_of_a_page_run(
         (tmp_path / folder).symlink_to(TOP / folder)
     monkeypatch.chdir(tmp_path)
     # What a page adds to a registry is gone with the test.
-    for registry in [each for each in gc.get_objects() if isinstance(each, Registry)]:
+    for registry in [each for each in gc.get_objects() if type(each) is Registry]:
         monkeypatch.setattr(registry, "builtin", dict(registry.builtin))
     # As a reader has it: tuning is on, and its plans lie in the folder of this test (tests/conftest.py).
     for variable in ("OMNIREUSE_TUNE", "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"):
