@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,15 +24,24 @@ WITH_PYTHON = [
 @pytest.mark.integration
 @pytest.mark.parametrize("name", WITH_PYTHON)
 def test_the_blocks_of_a_page_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     # As at the top of a clone, but what a block writes is written elsewhere.
     for folder in ("models", "bench", "examples"):
         (tmp_path / folder).symlink_to(TOP / folder)
     monkeypatch.chdir(tmp_path)
     # What a page adds to a registry is gone with the test.
-    for registry in [each for each in gc.get_objects() if type(each) is Registry]:
-        monkeypatch.setattr(registry, "builtin", dict(registry.builtin))
+    add = Registry.__setitem__
+
+    def added(registry: Registry[Any], name: str, value: Any) -> None:
+        add(registry, name, value)
+        request.addfinalizer(lambda: registry.builtin.pop(name))
+
+    monkeypatch.setattr(Registry, "__setitem__", added)
     # As a reader has it: tuning is on, and its plans lie in the folder of this test (tests/conftest.py).
     for variable in ("OMNIREUSE_TUNE", "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"):
         monkeypatch.delenv(variable, raising=False)
