@@ -7,22 +7,8 @@ from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKL,
-    AutoencoderKLFlux2,
-    AutoencoderKLQwenImage,
-    FlowMatchEulerDiscreteScheduler,
-    Flux2KleinPipeline,
-    Flux2Pipeline,
-    FluxKontextInpaintPipeline,
-    FluxKontextPipeline,
-    LongCatImageEditPipeline,
-    LongCatImageTransformer2DModel,
-    QwenImageEditInpaintPipeline,
-    QwenImageEditPipeline,
-    QwenImageEditPlusPipeline,
-)
 from PIL import Image
 
 from tests.helpers.tiny import TINY, Tiny
@@ -66,12 +52,12 @@ def _kontext(kind: Any, **more: Any) -> Tiny:
 
 
 def kontext() -> Tiny:
-    return _kontext(FluxKontextPipeline)
+    return _kontext(diffusers.FluxKontextPipeline)
 
 
 def kontext_inpaint() -> Tiny:
     mask = Image.new("L", (16, 16), 255)
-    return _kontext(FluxKontextInpaintPipeline, mask_image=mask, image_reference=picture(3), strength=1.0)
+    return _kontext(diffusers.FluxKontextInpaintPipeline, mask_image=mask, image_reference=picture(3), strength=1.0)
 
 
 def _qwen(kind: Any, *size: Any, **more: Any) -> Tiny:
@@ -82,26 +68,28 @@ def _qwen(kind: Any, *size: Any, **more: Any) -> Tiny:
 
     tiny = TINY["qwen_image"]()
     config = {name: value for name, value in tiny.pipe.vae.config.items() if not name.startswith("_")}
-    vae = AutoencoderKLQwenImage(**config | {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4})
+    vae = diffusers.AutoencoderKLQwenImage(**config | {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4})
     pipe = Small(**tiny.pipe.components | {"vae": vae.eval()}, processor=None)
     return _made(pipe, lambda batch: {**tiny.inputs(guided=True, batch=batch), "image": picture(), **more})
 
 
 def qwen_edit() -> Tiny:
-    return _qwen(QwenImageEditPipeline, 16, 16, None)
+    return _qwen(diffusers.QwenImageEditPipeline, 16, 16, None)
 
 
 def qwen_edit_inpaint() -> Tiny:
-    return _qwen(QwenImageEditInpaintPipeline, 16, 16, None, mask_image=Image.new("L", (16, 16), 255), strength=1.0)
+    return _qwen(
+        diffusers.QwenImageEditInpaintPipeline, 16, 16, None, mask_image=Image.new("L", (16, 16), 255), strength=1.0
+    )
 
 
 def qwen_edit_plus() -> Tiny:
     """Two references, larger than the target: the positions of the text follow the largest picture."""
-    return _qwen(QwenImageEditPlusPipeline, 32, 16, image=[picture(1), picture(2)])
+    return _qwen(diffusers.QwenImageEditPlusPipeline, 32, 16, image=[picture(1), picture(2)])
 
 
 def _flux_2(kind: Any, **more: Any) -> Tiny:
-    vae = AutoencoderKLFlux2(
+    vae = diffusers.AutoencoderKLFlux2(
         block_out_channels=(4,),
         down_block_types=("DownEncoderBlock2D",),
         up_block_types=("UpDecoderBlock2D",),
@@ -110,7 +98,7 @@ def _flux_2(kind: Any, **more: Any) -> Tiny:
         latent_channels=4,
     )
     pipe = kind(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
         vae=vae,
         text_encoder=None,
         tokenizer=None,
@@ -122,11 +110,11 @@ def _flux_2(kind: Any, **more: Any) -> Tiny:
 
 
 def flux_2() -> Tiny:
-    return _flux_2(Flux2Pipeline)
+    return _flux_2(diffusers.Flux2Pipeline)
 
 
 def flux_2_klein() -> Tiny:
-    return _flux_2(Flux2KleinPipeline, negative_prompt_embeds=tensor(1, 5, 16, seed=3), guidance_scale=3.0)
+    return _flux_2(diffusers.Flux2KleinPipeline, negative_prompt_embeds=tensor(1, 5, 16, seed=3), guidance_scale=3.0)
 
 
 class _Processor:
@@ -136,7 +124,7 @@ class _Processor:
 def longcat() -> Tiny:
     sizes = {**image_flux.SIZES, **image_flux.JOINT, **image_flux.ROPE, "in_channels": 64, "pooled_projection_dim": 16}
 
-    class Small(LongCatImageEditPipeline):  # type: ignore[misc]  # without annotations
+    class Small(diffusers.LongCatImageEditPipeline):  # type: ignore[misc]  # without annotations
         def encode_prompt(self, prompt: Any, image: Any, prompt_embeds: Any, num_images_per_prompt: int) -> Any:
             count = 6 if prompt_embeds is None else prompt_embeds.shape[1]
             embeds = tensor(1, count, 16, seed=3) if prompt_embeds is None else prompt_embeds
@@ -148,33 +136,31 @@ def longcat() -> Tiny:
             pass
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            module = sys.modules[LongCatImageEditPipeline.__module__]
+            module = sys.modules[diffusers.LongCatImageEditPipeline.__module__]
             with patch.object(module, "calculate_dimensions", lambda _area, _ratio: (8, 8)):
                 return super().__call__(*args, **kwargs)
 
-    vae = AutoencoderKL(block_out_channels=(4,), norm_num_groups=1, latent_channels=16, shift_factor=0.0)
+    vae = diffusers.AutoencoderKL(block_out_channels=(4,), norm_num_groups=1, latent_channels=16, shift_factor=0.0)
     pipe = Small(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
+        scheduler=diffusers.FlowMatchEulerDiscreteScheduler(),
         vae=vae,
         text_encoder=None,
         tokenizer=None,
         text_processor=_Processor(),
-        transformer=varied(LongCatImageTransformer2DModel(**sizes)),
+        transformer=varied(diffusers.LongCatImageTransformer2DModel(**sizes)),
     )
     return _made(pipe, lambda batch: {**_texts(batch, 16), "image": picture(), "guidance_scale": 3.0})
 
 
-EDITING = {
-    each.__name__: each
-    for each in (
-        kontext,
-        kontext_inpaint,
-        qwen_edit,
-        qwen_edit_inpaint,
-        qwen_edit_plus,
-        flux_2,
-        flux_2_klein,
-        longcat,
-    )
+_PIPELINES = {
+    kontext: "FluxKontextPipeline",
+    kontext_inpaint: "FluxKontextInpaintPipeline",
+    qwen_edit: "QwenImageEditPipeline",
+    qwen_edit_inpaint: "QwenImageEditInpaintPipeline",
+    qwen_edit_plus: "QwenImageEditPlusPipeline",
+    flux_2: "Flux2Pipeline",
+    flux_2_klein: "Flux2KleinPipeline",
+    longcat: "LongCatImageEditPipeline",
 }
-"""Factories by name."""
+EDITING = {make.__name__: make for make, pipeline in _PIPELINES.items() if hasattr(diffusers, pipeline)}
+"""Factories by name, of pipelines that this release of diffusers has."""
