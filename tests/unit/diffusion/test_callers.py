@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -22,6 +23,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "blocks": {"policy": "fixed", "region": "blocks"},
     "tail": {"policy": "fixed", "region": "tail"},
 }
+
+
+@pytest.fixture(autouse=True)
+def _no_handle_of_another_test() -> None:
+    gc.collect()  # what refers to itself in a circle keeps its pipeline, and reuse on it, until then
 
 
 def noise(seed: int, *shape: int) -> torch.Tensor:
