@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -70,8 +71,12 @@ class EngineCalls(Calls):
 
 
 @pytest.fixture(autouse=True)
-def _tunes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _tunes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+    yield
+    # An engine's pipeline lives as long as its process, and reuse on it.
+    while Server.pipelines:
+        omnireuse.disable(Server.pipelines.pop())
 
 
 def request(seed: int, **fields: Any) -> Request:
@@ -81,8 +86,11 @@ def request(seed: int, **fields: Any) -> Request:
 class Server:
     """One pipeline with its requests, one after the other."""
 
+    pipelines: ClassVar[list[EnginePipeline]] = []
+
     def __init__(self, **options: Any) -> None:
         self.pipeline = EnginePipeline()
+        self.pipelines.append(self.pipeline)
         self.whole = WholeRequests(ServerSettings(options, place="--cache-config"), EngineCalls())
 
     def serve(self, given: Request, asked: object = None) -> tuple[torch.Tensor, dict[str, float]]:
