@@ -39,6 +39,50 @@ def new_autoencoder(*, scaling_factor: float = 1.0, shift_factor: float = 0.0) -
     )
 
 
+def new_text_encoders(
+    vocab_size: int, width: int, max_length: int, *, layers: int, heads: tuple[int, int]
+) -> tuple[CLIPTextModel, T5EncoderModel]:
+    """The two text encoders of a Flux pipeline.
+
+    Args:
+        width: of their states.
+        max_length: tokens of a padded caption.
+        heads: of the attentions of CLIP and of T5.
+    """
+    clip = CLIPTextModel(
+        CLIPTextConfig(
+            vocab_size=vocab_size,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            projection_dim=width,
+            num_hidden_layers=layers,
+            num_attention_heads=heads[0],
+            max_position_embeddings=max_length,
+            pad_token_id=PAD_ID,
+            bos_token_id=START_ID,
+            eos_token_id=END_ID,
+        )
+    )
+    t5 = T5EncoderModel(
+        T5Config(
+            vocab_size=vocab_size,
+            d_model=width,
+            d_kv=16,
+            d_ff=2 * width,
+            num_layers=layers,
+            num_heads=heads[1],
+            dropout_rate=0.0,
+            feed_forward_proj="gated-gelu",
+            pad_token_id=PAD_ID,
+            eos_token_id=END_ID,
+            decoder_start_token_id=PAD_ID,
+            use_cache=False,
+            is_encoder_decoder=False,
+        )
+    )
+    return clip, t5
+
+
 class FlowModel(nn.Module):
     """The transformer and its two text encoders, trained as one.
 
@@ -55,37 +99,7 @@ class FlowModel(nn.Module):
     def __init__(self, vocabulary: Sequence[str] | None = None, max_length: int = MAX_SEQUENCE_LENGTH) -> None:
         super().__init__()
         vocab_size = len(words(vocabulary))
-        self.clip = CLIPTextModel(
-            CLIPTextConfig(
-                vocab_size=vocab_size,
-                hidden_size=TEXT_WIDTH,
-                intermediate_size=2 * TEXT_WIDTH,
-                projection_dim=TEXT_WIDTH,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                max_position_embeddings=max_length,
-                pad_token_id=PAD_ID,
-                bos_token_id=START_ID,
-                eos_token_id=END_ID,
-            )
-        )
-        self.t5 = T5EncoderModel(
-            T5Config(
-                vocab_size=vocab_size,
-                d_model=TEXT_WIDTH,
-                d_kv=16,
-                d_ff=2 * TEXT_WIDTH,
-                num_layers=2,
-                num_heads=8,
-                dropout_rate=0.0,
-                feed_forward_proj="gated-gelu",
-                pad_token_id=PAD_ID,
-                eos_token_id=END_ID,
-                decoder_start_token_id=PAD_ID,
-                use_cache=False,
-                is_encoder_decoder=False,
-            )
-        )
+        self.clip, self.t5 = new_text_encoders(vocab_size, TEXT_WIDTH, max_length, layers=2, heads=(4, 8))
         # Word order reaches the text stream through this bias alone (Flux gives text no positions). At its usual small
         # start the encoder stays a bag of words for a thousand steps; heads that start at different offsets learn the
         # order in 200.

@@ -7,11 +7,10 @@ from functools import partial
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
 from torch import nn
-from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from reference.edits.task import MAX_SEQUENCE_LENGTH, vocabulary
-from reference.models import LATENT_CHANNELS, LATENT_SIZE
-from reference.tokenizers import END_ID, PAD_ID, START_ID, save_tokenizer, words
+from reference.models import LATENT_CHANNELS, LATENT_SIZE, new_text_encoders
+from reference.tokenizers import save_tokenizer, words
 
 TEXT_WIDTH = 64
 SIDE = LATENT_SIZE // 2
@@ -41,37 +40,7 @@ class EditModel(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         vocab_size = len(words(vocabulary()))
-        self.clip = CLIPTextModel(
-            CLIPTextConfig(
-                vocab_size=vocab_size,
-                hidden_size=TEXT_WIDTH,
-                intermediate_size=2 * TEXT_WIDTH,
-                projection_dim=TEXT_WIDTH,
-                num_hidden_layers=1,
-                num_attention_heads=2,
-                max_position_embeddings=MAX_SEQUENCE_LENGTH,
-                pad_token_id=PAD_ID,
-                bos_token_id=START_ID,
-                eos_token_id=END_ID,
-            )
-        )
-        self.t5 = T5EncoderModel(
-            T5Config(
-                vocab_size=vocab_size,
-                d_model=TEXT_WIDTH,
-                d_kv=16,
-                d_ff=2 * TEXT_WIDTH,
-                num_layers=1,
-                num_heads=4,
-                dropout_rate=0.0,
-                feed_forward_proj="gated-gelu",
-                pad_token_id=PAD_ID,
-                eos_token_id=END_ID,
-                decoder_start_token_id=PAD_ID,
-                use_cache=False,
-                is_encoder_decoder=False,
-            )
-        )
+        self.clip, self.t5 = new_text_encoders(vocab_size, TEXT_WIDTH, MAX_SEQUENCE_LENGTH, layers=1, heads=(2, 4))
         self.transformer = FluxTransformer2DModel(
             patch_size=1,
             in_channels=4 * LATENT_CHANNELS,

@@ -209,12 +209,13 @@ def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
 def _tuner(
     strategy: Strategy, tune: object, agreement: Agreement, target: Target, references: ReferenceAxis | None
 ) -> Callable[[Session], Tuner]:
-    from omnireuse.tuning.registry import Registry
+    # Without tuning none of this is loaded.
+    from omnireuse.tuning.registry import PlanRegistry
     from omnireuse.tuning.store import Store
     from omnireuse.tuning.tuner import Tuner
 
     command, pictures = "omnireuse.enable(pipe)", check_tune(tune)
-    registry = Registry(pictures=pictures, store=Store(), command=command, agreement=agreement)
+    registry = PlanRegistry(pictures=pictures, store=Store(), command=command, agreement=agreement)
     return partial(Tuner, strategy=strategy, target=target, registry=registry, references=references)
 
 

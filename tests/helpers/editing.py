@@ -15,7 +15,7 @@ from tests.helpers.tiny import TINY, Tiny
 from tests.models.diffusion.denoisers import image_flux
 from tests.models.diffusion.denoisers.base import tensor, varied
 
-__all__ = ["EDITING", "picture"]
+__all__ = ["EDITING", "picture", "qwen_edit_pipe"]
 
 
 def picture(seed: int = 0, width: int = 16, height: int = 16) -> Image.Image:
@@ -60,7 +60,9 @@ def kontext_inpaint() -> Tiny:
     return _kontext(diffusers.FluxKontextInpaintPipeline, mask_image=mask, image_reference=picture(3), strength=1.0)
 
 
-def _qwen(kind: Any, *size: Any, **more: Any) -> Tiny:
+def qwen_edit_pipe(kind: Any, *size: Any) -> tuple[Any, Tiny]:
+    """An editing pipeline that brings its pictures to `size`, instead of a million pixels; and what it is made of."""
+
     class Small(kind):  # type: ignore[misc]  # a base that is handed over
         def __call__(self, *args: Any, **kwargs: Any) -> Any:
             with patch.object(sys.modules[kind.__module__], "calculate_dimensions", lambda _area, _ratio: size):
@@ -69,7 +71,11 @@ def _qwen(kind: Any, *size: Any, **more: Any) -> Tiny:
     tiny = TINY["qwen_image"]()
     config = {name: value for name, value in tiny.pipe.vae.config.items() if not name.startswith("_")}
     vae = diffusers.AutoencoderKLQwenImage(**config | {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4})
-    pipe = Small(**tiny.pipe.components | {"vae": vae.eval()}, processor=None)
+    return Small(**tiny.pipe.components | {"vae": vae.eval()}, processor=None), tiny
+
+
+def _qwen(kind: Any, *size: Any, **more: Any) -> Tiny:
+    pipe, tiny = qwen_edit_pipe(kind, *size)
     return _made(pipe, lambda batch: {**tiny.inputs(guided=True, batch=batch), "image": picture(), **more})
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from omnireuse.base.validation import Count, check_fields, field_error, is_whole
+from omnireuse.base.validation import Count, check_fields
 
-__all__ = ["DECLARED", "OWN_CACHES", "PIPELINES", "Declaration", "References", "Split", "declaration_of", "kept_bytes"]
+__all__ = ["DECLARED", "OWN_CACHES", "PIPELINES", "Declaration", "References", "Split", "declaration_of"]
 
 Reader = Callable[[Mapping[str, Any], int], "int | str"]
 """The number of the target's tokens, from the arguments of a call and the number of its image tokens; in words why it
@@ -31,8 +31,7 @@ class References:
 
     Attributes:
         full_every: every so many computed calls of a branch one is full; 1 for all of them. None makes no call full but
-            the first and those of `full_steps`.
-        full_steps: numbers of further steps whose calls are full, from 0.
+            the first.
         full_last: make those of the last step full, too, if the number of steps is known: an error there stays in the
             picture.
         on_host: keep keys and values in the memory of the host.
@@ -42,23 +41,18 @@ class References:
     """
 
     full_every: Count | None = 4
-    full_steps: Iterable[int] = ()
     full_last: bool = False
     on_host: bool = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.full_steps, Iterable):
-            object.__setattr__(self, "full_steps", tuple(self.full_steps))
         check_fields(self)
-        if not isinstance(self.full_steps, tuple) or not all(is_whole(step, 0) for step in self.full_steps):
-            raise field_error(self, "full_steps", "be numbers of steps, from 0")
 
     def is_full(self, step: int, total: int | None, lean_calls: int) -> bool:
         """Whether a call of this step of a run is full, after so many lean calls of its branch since the last full
         one."""
         is_due = self.full_every is not None and lean_calls + 1 >= self.full_every
         is_last = self.full_last and total is not None and step == total - 1
-        return is_due or is_last or step in self.full_steps
+        return is_due or is_last
 
 
 @dataclass(frozen=True)
@@ -159,7 +153,7 @@ def _by_shapes(arguments: Mapping[str, Any], tokens: int) -> int | str:
     """For each sample a list of (frames, height, width): of the target, then of each reference."""
     shapes = arguments.get("img_shapes")
     try:
-        rows = [[tuple(map(int, shape)) for shape in sample] for sample in shapes]  # type: ignore[union-attr]
+        rows = [[tuple(map(int, shape)) for shape in sample] for sample in shapes]  # type: ignore[union-attr]  # below
         counts = [math.prod(shape) for shape in rows[0]]
         is_known = bool(counts) and all(len(shape) == 3 for shape in rows[0])
     except (TypeError, ValueError, IndexError):
@@ -205,14 +199,3 @@ OWN_CACHES = ("Flux2KleinKVPipeline", "QwenImage21Pipeline")
 def declaration_of(module: torch.nn.Module) -> Declaration | None:
     """The declaration of an unwrapped denoiser, or of a class that it is derived from."""
     return next((DECLARED[cls.__name__] for cls in type(module).__mro__ if cls.__name__ in DECLARED), None)
-
-
-def kept_bytes(attentions: int, width: int, tokens: int, *, batch: int = 1, dtype: torch.dtype = torch.bfloat16) -> int:
-    """Bytes that are kept for each guidance branch: a key and a value for each token in each attention.
-
-    Args:
-        attentions: of the model (`Declaration.attentions`).
-        width: heads times channels of one.
-        tokens: of all references.
-    """
-    return 2 * attentions * width * tokens * batch * dtype.itemsize

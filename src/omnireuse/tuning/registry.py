@@ -20,7 +20,7 @@ from omnireuse.tuning.budget import JUDGED, Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry, Shared
 
-__all__ = ["Registry"]
+__all__ = ["PlanRegistry"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -31,7 +31,7 @@ MOST_BUDGETS = 2
 
 
 @dataclass(eq=False, kw_only=True)
-class Registry(Shared):
+class PlanRegistry(Shared):
     """The entries of one process. A host finds the entry of each run here, and hands it what it has measured."""
 
     _seen: set[str] = field(default_factory=set)

@@ -24,7 +24,7 @@ from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.lean import REFERENCES
 from omnireuse.tuning.recording import FULL, Recording
-from omnireuse.tuning.registry import Registry
+from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import Replay, noting_bars
 from omnireuse.tuning.shadows import SessionShadows
 
@@ -40,7 +40,7 @@ class HostTuner:
         computes_all: whether every step is computed if nothing is tuned, which is then worth a warning.
     """
 
-    def __init__(self, registry: Registry, *, computes_all: bool = False) -> None:
+    def __init__(self, registry: PlanRegistry, *, computes_all: bool = False) -> None:
         self._registry, self._computes_all = registry, computes_all
         self._latest: Entry | None = None
         self._elsewhere = Tuning(state="measuring", wanted=registry.pictures, reason="no run has begun yet")
@@ -117,7 +117,7 @@ class Tuner(HostTuner):
         session: Session,
         strategy: Strategy,
         target: Target,
-        registry: Registry,
+        registry: PlanRegistry,
         references: ReferenceAxis | None = None,
     ) -> None:
         super().__init__(registry, computes_all=target.quality is not None)

@@ -22,7 +22,7 @@ from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.engines.vllm_omni.tuning import WaveTuner
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.registry import Registry
+from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.store import Store
 from tests.helpers.waves import Engine, State, request
 
@@ -127,7 +127,7 @@ def test_three_requests_are_computed_in_full_and_a_plan_serves_the_others() -> N
 @pytest.mark.parametrize(("state", "tuned"), [("measuring", 0.0), ("ready", 1.0)])
 def test_the_figures_of_tuning_stay_where_the_untuned_default_does(state: Any, tuned: float) -> None:
     entry: Any = SimpleNamespace(strategy=None, tuning=Tuning(state=state, pictures=3))
-    plan = LoopTuner(Registry(pictures=3, store=Store(), command="a test")).tuned(UNTUNED, entry)
+    plan = LoopTuner(PlanRegistry(pictures=3, store=Store(), command="a test")).tuned(UNTUNED, entry)
     assert (plan.strategy, plan.name) == (UNTUNED.strategy, UNTUNED.name)
     figures = RequestReuse(plan).figures()
     assert (figures["omnireuse_tuned"], figures["omnireuse_pictures_measured"]) == (tuned, 3.0)

@@ -238,9 +238,7 @@ def test_another_kind_of_value_is_an_error(references: Any) -> None:
         omnireuse.enable(EDITING["kontext"]().pipe, references=references)
 
 
-@pytest.mark.parametrize(
-    "given", [{"full_every": 0}, {"full_every": 1.5}, {"full_steps": (-1,)}, {"full_steps": (1.5,)}, {"full_steps": 5}]
-)
+@pytest.mark.parametrize("given", [{"full_every": 0}, {"full_every": 1.5}, {"full_every": -1}])
 def test_a_plan_out_of_range_is_an_error(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(given))):
         References(**given)

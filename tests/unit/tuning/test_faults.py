@@ -16,7 +16,7 @@ import omnireuse
 from omnireuse.profiles.origin import versions
 from omnireuse.tuning import recording
 from omnireuse.tuning.entry import Entry
-from omnireuse.tuning.registry import Registry
+from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.shadows import called_again
 from omnireuse.tuning.store import Store
 from tests.helpers.tiny import Tiny
@@ -137,7 +137,7 @@ def test_an_interrupt_leaves_the_other_configurations_to_be_tuned(flux: Tiny, mo
 
 
 def test_a_configuration_that_begins_while_others_are_looked_through_waits(tmp_path: Path) -> None:
-    registry = Registry(pictures=3, store=Store(tmp_path), command="")
+    registry = PlanRegistry(pictures=3, store=Store(tmp_path), command="")
     threads = list[threading.Thread]()
 
     class Watched(Entry):

@@ -27,7 +27,7 @@ from omnireuse.policies import ErrorControl
 from omnireuse.profiles.conditions import Conditions
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.recording import FULL
-from omnireuse.tuning.registry import Registry
+from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.shadows import Beside
 from omnireuse.tuning.store import Store, folder
 from omnireuse.tuning.trials import Pausing
@@ -41,12 +41,12 @@ INTERRUPT = "InterruptProcessingException"
 
 
 @functools.cache
-def registry_in(path: Path) -> Registry:
+def registry_in(path: Path) -> PlanRegistry:
     """The registry of this process, for a folder of plans.
 
     It outlives a node: ComfyUI makes its model anew as often as one of its inputs changes.
     """
-    return Registry(pictures=PICTURES, store=Store(path), command="the Omnireuse node of ComfyUI")
+    return PlanRegistry(pictures=PICTURES, store=Store(path), command="the Omnireuse node of ComfyUI")
 
 
 class SamplerTuner(LoopTuner):

@@ -19,7 +19,7 @@ from omnireuse.hooks.run import RunStart
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
-from omnireuse.tuning.registry import Registry
+from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import unchanged_random_states
 from omnireuse.tuning.shadows import Beside
 from omnireuse.tuning.store import Store
@@ -142,7 +142,7 @@ class RequestTuner(LoopTuner):
     """
 
     def __init__(self, pictures: int) -> None:
-        super().__init__(Registry(pictures=pictures, store=Store(), command="SGLang with omnireuse"))
+        super().__init__(PlanRegistry(pictures=pictures, store=Store(), command="SGLang with omnireuse"))
 
     def begin(self, plan: RequestPlan, loop: StageLoop) -> tuple[RequestPlan, Entry | None]:
         """Choose the plan of a request that begins, and whether it is measured."""

@@ -27,7 +27,7 @@ from omnireuse.planning.solver import next_latents
 from omnireuse.policies.base import Policy
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
-from omnireuse.tuning.registry import Registry
+from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import unchanged_random_states
 from omnireuse.tuning.shadows import Beside
 from omnireuse.tuning.store import Store
@@ -102,7 +102,7 @@ class WaveTuner(LoopTuner):
 
     def __init__(self, pipeline: Any, denoise: Denoise, pictures: int) -> None:
         command = "vllm-omni's step mode with omnireuse"
-        super().__init__(Registry(pictures=pictures, store=Store(), command=command))
+        super().__init__(PlanRegistry(pictures=pictures, store=Store(), command=command))
         self._pipeline, self._denoise = pipeline, denoise
         self._measured: Callable[[], _MeasuredRequest | None] = lambda: None
         """The request that is measured. It ends with the engine's state of it, if it is aborted, say."""

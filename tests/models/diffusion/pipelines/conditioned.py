@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from diffusers import (
-    AutoencoderKLQwenImage,
     FluxPipeline,
     KandinskyV22PriorPipeline,
     QwenImageEditPipeline,
@@ -25,6 +22,7 @@ from transformers import (
     CLIPVisionModelWithProjection,
 )
 
+from tests.helpers.editing import qwen_edit_pipe
 from tests.helpers.tiny import TINY, Tiny
 from tests.models.diffusion.denoisers import other
 from tests.models.diffusion.denoisers.base import tensor, varied
@@ -71,17 +69,7 @@ def flux_ip_adapter() -> Tiny:
 
 
 def _edit(kind: Any, *size: Any) -> Tiny:
-    """An editing pipeline that brings its pictures to 16 by 16, instead of a million pixels."""
-
-    class Small(kind):  # type: ignore[misc]  # a base that is handed over
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
-            with patch.object(sys.modules[kind.__module__], "calculate_dimensions", lambda _area, _ratio: size):
-                return super().__call__(*args, **kwargs)
-
-    tiny = TINY["qwen_image"]()
-    config = {name: value for name, value in tiny.pipe.vae.config.items() if not name.startswith("_")}
-    vae = AutoencoderKLQwenImage(**config | {"latents_mean": [0.0] * 4, "latents_std": [1.0] * 4})
-    pipe = Small(**tiny.pipe.components | {"vae": vae.eval()}, processor=None)
+    pipe, tiny = qwen_edit_pipe(kind, *size)
     return made(pipe, **tiny.inputs(guided=True, batch=1), image=Image.new("RGB", (16, 16), "teal"))
 
 
