@@ -17,7 +17,7 @@ from diffusers.models.attention_dispatch import attention_backend
 import omnireuse
 from omnireuse import EveryNth, Policy, Steps
 from omnireuse.policies.base import StepView
-from omnireuse.references import DECLARED, References, kept_bytes
+from omnireuse.references import DECLARED, References
 from omnireuse.references.attention import FullPass
 from omnireuse.summary.summary import ReferenceCalls
 from tests.helpers.editing import EDITING
@@ -42,7 +42,10 @@ def test_each_branch_has_keys_of_its_own() -> None:
     attentions = DECLARED["FluxTransformer2DModel"].attentions(model)
     assert attentions == 4
     # 64 tokens of a picture of 16 by 16 pixels, in two branches.
-    assert calls.kept_bytes == 2 * kept_bytes(attentions, 2 * 16, 64, dtype=torch.float32)
+    branches, width, tokens = 2, 2 * 16, 64
+    assert calls.kept_bytes == branches * attentions * 2 * width * tokens * 4, (
+        "a key and a value of each token, float32"
+    )
 
 
 @pytest.mark.parametrize("name", ["kontext", "qwen_edit", "flux_2"])
