@@ -1,4 +1,4 @@
-"""A pipeline's run whose steps a stepper decides that measures or is measured: one output a step, after guidance."""
+"""The region of a run that is measured, or made beside a measured one: a stepper decides each step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DrivenRegion"]
 
 
 class DrivenRegion(Region):
-    """Asks a stepper at each step of a run, whose events say that it is measured.
+    """Asks a stepper at each step of a run. The run's events say that it is measured.
 
     Args:
         stepper: of the run.
