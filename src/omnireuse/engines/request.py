@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,12 +77,12 @@ class RequestReuse(Stepper):
             levels, agreement = levels_of(scheduler, total), Agreement(self.plan.group)
             self.generation = Generation(self.plan.strategy, levels, total=total, at=at, agreement=agreement)
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         """Whether the model is called at this step, which the engine counts."""
         if self.generation is None:
             return True
         try:
-            return self.generation.computes(step - self.first, latents, denoiser=denoiser)
+            return self.generation.computes(step - self.first, latents, kind=kind)
         except Exception as error:  # of reuse: the request goes on
             self.give_up("the decision on a step", error)
             return True

@@ -6,7 +6,7 @@ import logging
 import math
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -119,9 +119,11 @@ def _too_few_steps(total: int) -> Explanation:
 
 def _of_change(explanation: Explanation, generation: Generation) -> Explanation:
     """The same with what has changed."""
-    before, after = generation.change or (None, None)
-    if not isinstance(before, Layout) or not isinstance(after, Layout):
+    # In region "step" the latents follow.
+    found: list[Any] = [each[0] if type(each) is tuple else each for each in generation.change or ()]
+    if len(found) != 2 or not all(isinstance(each, Layout) for each in found):
         return explanation
+    before, after = found
     text = f"the denoiser's inputs changed at every step ({before.changes_to(after)})"
     return explanation._replace(text=text)
 
@@ -183,12 +185,12 @@ class InertRuns:
     def _explain(self, run: Run, is_complete: bool) -> None:
         generation, last = run.generation, (run.generation.total or 0) - 1
         # If timesteps alone tell the steps, the last one ends when another run begins.
-        is_whole = is_complete or (not run.is_stepped and generation.index >= last)
+        is_whole = is_complete or (not run.is_stepped and run.step >= last)
         record = self._stats.end_run(generation.number, is_whole=is_whole)
         explanation = None
         if run.kind == "measured":
             return
-        if generation.index == 0 and run.calls >= max(generation.total or 0, MOST_BRANCHES + 1):
+        if run.step == 0 and run.calls >= max(generation.total or 0, MOST_BRANCHES + 1):
             self.no_step_ended(run.calls)
         elif is_complete:
             explanation = _NO_SCHEDULER_STEP if record is None else explain(self._strategy, record)

@@ -15,7 +15,6 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.hooks.denoisers import adapter_scales, parameters_of
-from omnireuse.hooks.regions.rows import row_of
 from omnireuse.hooks.timesteps import NAMES
 from omnireuse.loop.branch_state import refuse_gradients
 from omnireuse.loop.events import Choice
@@ -72,6 +71,7 @@ class Run:
         generation: decides, and remembers.
         kind, references: as in `Chosen`.
         region: takes its calls.
+        step: the current one, from 0.
         latents: the sample that the scheduler returned last, which the current step starts from.
         calls: denoiser calls of the current step.
         branches: the same by denoiser and branch.
@@ -83,6 +83,7 @@ class Run:
 
     def __init__(self, generation: Generation, kind: str, region: Region, references: Any = None) -> None:
         self.generation, self.kind, self.region, self.references = generation, kind, region, references
+        self.step = 0
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
         self.calls = 0
@@ -110,13 +111,15 @@ class Run:
     def end_step(self, latents: torch.Tensor | None) -> None:
         """End the step; the next one starts from `latents`. Cost: one reduction."""
         if latents is not None and latents.is_floating_point() and latents.numel() and not latents.is_meta:
-            self.magnitudes.append((self.generation.index, torch.linalg.vector_norm(latents.detach(), math.inf)))
+            self.magnitudes.append((self.step, torch.linalg.vector_norm(latents.detach(), math.inf)))
         self.next_step()
         self.latents, self.is_stepped = latents, True
 
     def next_step(self) -> None:
         """The next call belongs to the next step."""
-        self.generation.advance()
+        self.step += 1
+        if self.generation.index < self.step:  # region "step" has ended it by `use`
+            self.generation.advance()
         self.latents, self.calls = None, 0
         self._orders.clear()
         self.branches.clear()
@@ -131,7 +134,7 @@ class Run:
     def is_reused_by_schedule(self) -> bool:
         """True if a schedule says before any call that the present step is reused."""
         schedule = self.generation.schedule
-        is_scheduled = schedule is not None and self.generation.index not in schedule
+        is_scheduled = schedule is not None and self.step not in schedule
         return is_scheduled and self.is_stepped and self.kind == "reuse"
 
     @property
@@ -244,20 +247,22 @@ class DenoiserCall:
     kwargs: Mapping[str, Any]
     controls: tuple[tuple[str, Any], ...] = ()
 
-    def decide(self, row: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1) -> Choice:
-        """Decide whether one row of the batch is computed or reused; None decides for all rows.
+    def ask(
+        self, samples: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1
+    ) -> list[Choice]:
+        """Decide whether each of so many samples of the batch is computed or reused; None decides for all together.
 
         Args:
             signal: that of the whole batch.
             visit: which way through the block stack within this call, from 1; each has a history of its own.
         """
-        return self.run.generation.decide(
+        return self.run.generation.ask(
             self.branch if visit == 1 else f"{self.branch}/{visit}",
             denoiser=self.denoiser,
             order=self.order,
-            sample=row,
+            samples=samples,
             layout=layout,
-            signal=None if signal is None else row_of(signal, row),
+            signal=signal,
         )
 
     def compute(self) -> Any:

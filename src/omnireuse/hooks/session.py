@@ -335,7 +335,7 @@ class Session:
             run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
             moved = loop.steps.moved_to(run, values.get("timestep"))
             # The first step was computed, and what it has given belongs to another step.
-            if moved is None or run.generation.index:
+            if moved is None or run.step:
                 output = region.scheduler_step(run, values["model_output"], values["sample"])
                 if args:
                     args = (output, *args[1:])

@@ -275,7 +275,7 @@ class Steps:
         Known if the loop hands on the scheduler's timesteps, or a multiple of them. A call of the pipeline makes
         previews in callbacks, which are named, so nobody asks for it there.
         """
-        index = self._begin + run.generation.index
+        index = self._begin + run.step
         if self._table is None or index >= len(self._table):
             return False
         table, given = self._table, given_timestep(asked.module, asked.args, asked.kwargs)
@@ -303,7 +303,7 @@ class Steps:
 
         Cost: none in a loop over the scheduler's timesteps; a timestep of another tensor on a device is not read.
         """
-        table, index = self._table, self._begin + run.generation.index
+        table, index = self._table, self._begin + run.step
         if table is None or index >= len(table) or table.entry(timestep) == index:
             return None
         value = table.read(timestep)
@@ -328,8 +328,8 @@ def previous_sample(result: Any) -> torch.Tensor | None:
 
 def _finishes(run: Run, ahead: int) -> bool:
     """True if a run is over after so many more steps."""
-    generation = run.generation
-    return generation.total is not None and generation.index + ahead >= generation.total
+    total = run.generation.total
+    return total is not None and run.step + ahead >= total
 
 
 def _version(tensor: torch.Tensor) -> int | None:

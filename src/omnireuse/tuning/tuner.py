@@ -11,6 +11,7 @@ import msgspec
 
 from omnireuse.arguments.tune import TURN_OFF
 from omnireuse.errors import NotTunableError
+from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Loop, Session
 from omnireuse.loop.strategy import Strategy
@@ -20,7 +21,6 @@ from omnireuse.profiles.target import Target
 from omnireuse.references import ReferenceAxis
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.lean import REFERENCES
 from omnireuse.tuning.recording import FULL, Recording
@@ -197,7 +197,7 @@ class Tuner(HostTuner):
             if attempt.recording is None:
                 return untuned
             attempt.recording.fail("a call has several runs", is_permanent=True)
-            return Chosen(strategy=FULL, region=DrivenRegion(attempt.recording), kind="measured")
+            return Chosen(strategy=FULL, region=StepRegion(stepper=attempt.recording), kind="measured")
         with self._lock:
             try:
                 entry = self._registry.entry_of(
@@ -224,7 +224,7 @@ class Tuner(HostTuner):
                 number = f"{entry.tuning.pictures + 1} of {entry.tuning.wanted}"
                 attempt.describe(f"omnireuse measures picture {number} ({TURN_OFF})")
             attempt.is_full = True
-            return Chosen(strategy=FULL, region=DrivenRegion(recording), kind="measured")
+            return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
 
     def _made(self, attempt: _Attempt, proceed: Callable[..., Any]) -> None:
         """Learn from a finished picture if it was measured, and make the trial runs that are due."""

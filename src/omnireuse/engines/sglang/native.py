@@ -84,8 +84,6 @@ def predicted_noise(
     if driven is None:
         return original(stage, **kwargs)
     # Another expert makes another output: those of the one before it are of another kind.
-    denoiser = int(current_model is not getattr(stage, "transformer", current_model))
+    kind = int(current_model is not getattr(stage, "transformer", current_model))
     given = driven.given(timestep_index)
-    return stepped(
-        driven.stepper, lambda: original(stage, **kwargs), timestep_index, latents, denoiser=denoiser, given=given
-    )
+    return stepped(driven.stepper, lambda: original(stage, **kwargs), timestep_index, latents, kind=kind, given=given)

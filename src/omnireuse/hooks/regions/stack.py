@@ -12,7 +12,6 @@ import torch
 
 from omnireuse.errors import StateError, UnknownNameError
 from omnireuse.hooks.regions.cuts import decide_as_one, has_rows
-from omnireuse.hooks.regions.rows import row_of
 from omnireuse.hooks.run import DenoiserCall
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import layout_of
@@ -159,15 +158,12 @@ class StackPass:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in rowed)
             decide_as_one(call, f"what enters its blocks has not {call.batch} rows, got {shapes}")
             by_row = False
-        self.choices = [
-            call.decide(row, layout=layout, signal=signal, visit=self._visits)
-            for row in (range(call.batch) if by_row else [None])
-        ]
+        self.choices = call.ask(call.batch if by_row else None, layout=layout, signal=signal, visit=self._visits)
         self.signal = None
         # Copied if it is needed after the blocks: they, and what the model adds between them, may write in place.
         self.entry = [stream.clone() for stream in streams] if self._adds else streams
 
-    def leave(self, computed: Sequence[torch.Tensor | None] | None = None) -> list[torch.Tensor]:
+    def leave(self, computed: Sequence[torch.Tensor | None] | None = None) -> Sequence[torch.Tensor]:
         """The streams behind the blocks: computed or forecast, each sample as it was decided.
 
         The whole batch runs through the blocks if any sample needs them, since only the model knows which of the
@@ -177,22 +173,11 @@ class StackPass:
             computed: the blocks' outputs, None for a stream that they no longer return; left out if they were
                 skipped.
         """
-        parts = [self._streams_of(choice, computed or ()) for choice in self.choices]
+        outputs = None
+        if computed is not None:
+            outputs = [before if after is None else after for after, before in zip(computed, self.entry, strict=True)]
+        samples = self.entry if self._adds else [None] * len(self.entry)
+        streams = self.call.run.generation.answer(self.choices, outputs, samples)
         self.entry = ()
         self.finished = True
-        return [rows[0] if len(rows) == 1 else torch.cat(rows) for rows in zip(*parts, strict=True)]
-
-    def _streams_of(self, choice: Choice, computed: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        generation = self.call.run.generation
-        entry = [row_of(stream, choice.sample) for stream in self.entry]
-        if choice.reuse:
-            values = generation.predict_outputs(choice)
-            return [before + value for before, value in zip(entry, values, strict=True)] if self._adds else values
-        leaving = [None if stream is None else row_of(stream, choice.sample) for stream in computed]
-        generation.observe_outputs(choice, [self._value(a, b) for a, b in zip(leaving, entry, strict=True)])
-        return [before if after is None else after for after, before in zip(leaving, entry, strict=True)]
-
-    def _value(self, after: torch.Tensor | None, before: torch.Tensor) -> torch.Tensor:
-        if after is None:
-            return before.new_zeros(1)  # nobody reads this stream any more
-        return after - before if self._adds else after.clone()
+        return streams

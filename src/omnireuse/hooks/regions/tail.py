@@ -90,7 +90,7 @@ class TailRegion(BlocksRegion):
         """Run the denoiser; its blocks consult this region."""
         if not any(call.module is each for each in self._whole):
             return super().call(call)
-        choice = call.decide(None, layout=call.layout, signal=None)
+        (choice,) = call.ask(None, layout=call.layout, signal=None)
         result = call.compute()
         call.run.generation.pass_by(choice)
         return result
