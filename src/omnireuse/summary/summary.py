@@ -8,11 +8,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import count
+from typing import TYPE_CHECKING
 
 from omnireuse.base.validation import counted
-from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.policies.base import SAME_NOISE
 from omnireuse.summary.tuning import Tuning
+
+if TYPE_CHECKING:
+    from omnireuse.noise.parametrization import NoiseLevel
 
 __all__ = ["Audit", "Promise", "ReferenceCalls", "Summary", "summary_html"]
 
