@@ -287,15 +287,16 @@ class DenoiserCall:
     def arguments(self) -> Mapping[str, Any]:
         """The arguments by the names of the forward's parameters, however this call spells them; those given by
         position first."""
-        names = parameters_of(type(self.module).forward)
-        unnamed = [f"argument {place}" for place in range(len(names), len(self.args))]
-        return {**dict(zip((*names, *unnamed), self.args, strict=False)), **self.kwargs}
+        names: Sequence[str] = tuple(parameters_of(type(self.module).forward))
+        if len(self.args) > len(names):
+            names = [*names, *(f"argument {place}" for place in range(len(names), len(self.args)))]
+        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
     @cached_property
     def options(self) -> Hashable:
         """The choices that the call makes beside its inputs, `return_dict` among them: the form of its result."""
         given = {**parameters_of(type(self.module).forward), **self.arguments}
-        return tuple(sorted((name, value) for name, value in given.items() if isinstance(value, (bool, str))))
+        return tuple(sorted([(name, value) for name, value in given.items() if isinstance(value, (bool, str))]))
 
     @cached_property
     def configuration(self) -> Hashable:
@@ -333,12 +334,19 @@ class DenoiserCall:
         the scales of adapters, which a callback may change between steps, and those of ControlNets, which begin and end
         within a run."""
         scales = adapter_scales(self.module) if "peft_config" in vars(self.module) else None
-        named = [(name, value) for name, value in self.arguments.items() if name not in NAMES]
-        for name, value in named[:]:
-            if isinstance(value, (list, tuple)):
-                named += [(f"{name}[{place}]", each) for place, each in enumerate(value)]
-        tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
-        arguments = sorted([(name, tuple(value.shape), value.dtype, value.device) for name, value in tensors])
+        arguments = []
+        for name, value in self.arguments.items():
+            if name in NAMES:
+                continue
+            if isinstance(value, torch.Tensor):
+                arguments.append((name, tuple(value.shape), value.dtype, value.device))
+            elif isinstance(value, (list, tuple)):
+                arguments += [
+                    (f"{name}[{place}]", *layout_of(each)[0])
+                    for place, each in enumerate(value)
+                    if isinstance(each, torch.Tensor)
+                ]
+        arguments.sort()
         return Layout(tuple(arguments), scales, (), self.denoiser, self.controls)
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:

@@ -19,16 +19,16 @@ import torch
 
 from omnireuse.base.validation import field_error, is_whole
 from omnireuse.errors import StateError, UnsupportedModelError
-from omnireuse.hooks.callers import CallerWatch, callbacks_aside, calling, foreign_caller, is_called_by
-from omnireuse.hooks.companions import Companions
+from omnireuse.hooks.callers import CALLERS, CallerWatch, callbacks_aside, calling, foreign_caller, is_called_by
 from omnireuse.hooks.denoisers import check_agreement, model_name, parameters_of, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept
-from omnireuse.hooks.parts import GUIDERS, Guided, Others, Parts, guider_handlers
+from omnireuse.hooks.loops import Ended, Loop, Loops
+from omnireuse.hooks.parts import GUIDERS, Parts, caches_on, guider_handlers
 from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
 from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart
-from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps, previous_sample
+from omnireuse.hooks.steps import Asked, Begin, StepHint, previous_sample
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Event, FellBack, Hook, RunEnded
+from omnireuse.loop.events import Event, FellBack, Hook, Unlike
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 
@@ -62,36 +62,6 @@ def session_of(pipeline: Any) -> Session | None:
     """The session that is open on this pipeline."""
     with _lock:
         return next((session for session in _open if session.pipeline is pipeline), None)
-
-
-class Loop:
-    """The state of one sampling loop: of a call of the pipeline, or of all loops of a user's own in a thread.
-
-    Args:
-        chooser: chooses the strategy of its runs; None for the session's strategy.
-        in_call: whether a call of the pipeline makes it.
-    """
-
-    def __init__(self, chooser: Chooser | None = None, *, in_call: bool = False) -> None:
-        self.chooser, self.in_call = chooser, in_call
-        self.run: Run | None = None
-        """Under way."""
-        self.had_run = False
-        self.asked = 0
-        """Denoiser calls of its runs so far, made or reused."""
-        self.context: str | None = None
-        """The cache context that the pipeline has entered."""
-        self.final: torch.Tensor | None = None
-        """The latents that the scheduler has returned last."""
-        self.steps, self.companions, self.guided = Steps(in_call=in_call), Companions(), Guided()
-
-
-class _Loops(threading.local):
-    """The loops of one thread: those of the calls under way, the innermost last, and a user's own."""
-
-    def __init__(self) -> None:
-        self.own, self.calls = Loop(), list[Loop]()
-        self.final: torch.Tensor | None = None
 
 
 class Session:
@@ -141,8 +111,7 @@ class Session:
         self.outside: Chooser | None = None if follows is None else lambda start: follows(self.strategy, None)(start)
         self._make_region, self._follows, self._adapts = make_region, follows, adapts
         self._agreement, self._numbers, self._said = agreement or Agreement(), itertools.count(1), set[str]()
-        self._others = Others(self._name, self.emit, lambda pipeline: session_of(pipeline) is not None)
-        self._parts, self._loops = Parts(self._handlers), _Loops()
+        self._parts, self._loops = Parts(self._handlers), Loops()
         self._region: Region | None = None
         """The region that `_kind` names; None if nothing is intercepted."""
         self._kind = ""
@@ -215,7 +184,7 @@ class Session:
             _kept.discard(self)
             was_open, self._is_open = self._is_open, False
         self._end()
-        self._loops = _Loops()
+        self._loops = Loops()
         self._drop_region()
         self._parts.undo()
         if self._on_pipeline is not None:
@@ -306,7 +275,7 @@ class Session:
         return {"__call__": self._companion_called(name, part)} if isinstance(part, torch.nn.Module) else {}
 
     def _timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not is_called_by(self.pipeline):
+        if not self._is_caller():
             return proceed(*args, **kwargs)
         self._end()
         result = proceed(*args, **kwargs)
@@ -319,11 +288,15 @@ class Session:
     def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loop = self.loop
         run = loop.run
-        if run is None or not is_called_by(self.pipeline):
+        if run is None or not self._is_caller():
             return proceed(*args, **kwargs)
         if not run.calls:
             if self._parts.have_other_denoisers(self.pipeline):
-                self._others.have_replaced_the_denoiser()
+                self.emit(FellBack("computing every step"))
+                self._warn(
+                    f"the denoiser of the {self._name} was replaced in mid-run: its other steps are computed, since a "
+                    "forecast must not mix outputs of two models"
+                )
                 self._end()
                 return proceed(*args, **kwargs)
             # No denoiser call: the pipeline goes on with what the step before has given (Cosmos 1.0).
@@ -398,47 +371,42 @@ class Session:
 
     def _run_of(self, loop: Loop, asked: Asked) -> Run | None:
         """The run that a denoiser call belongs to; None for a call that belongs to none."""
-        if not is_called_by(self.pipeline):
+        if not self._is_caller():
             if (caller := foreign_caller()) is not None:
-                self._others.was_called_by(caller)
+                kind = type(caller).__name__
+                if session_of(caller) is None:
+                    self._warn(
+                        f"{kind} shares a denoiser with the {self._name} that reuse is enabled on (as after from_pipe),"
+                        " and reuses nothing itself; call omnireuse.enable on it, too"
+                    )
             return None
-        steps, run = loop.steps, loop.run
-        if run is not None and steps.scheduler is None:
-            if not loop.in_call and steps.is_foreign(run, asked):
-                return None
-            if run.is_stepped:
-                return run
-        if steps.scheduler is not None:
+        if loop.steps.scheduler is not None:
             check_agreement(self.strategy.policy, self._agreement, asked.module)
-        taken = getattr(self.pipeline, "num_timesteps", None)
-        is_watched = self._parts.scheduler is not None
-        move = steps.move(run, asked, is_watched=is_watched, expected=self._expected, taken=taken)
-        if isinstance(move, Begin):
-            return self._begin(move, _shape_of(asked.args, asked.kwargs))
-        if run is None or move is None:
-            return None
-        for _ in range(move):
-            run.next_step()
-        return run
+        taken, is_watched = getattr(self.pipeline, "num_timesteps", None), self._parts.scheduler is not None
+        found = loop.place(asked, is_watched=is_watched, expected=self._expected, taken=taken)
+        return self._begin(found, _shape_of(asked.args, asked.kwargs)) if isinstance(found, Begin) else found
+
+    def _is_caller(self) -> bool:
+        """True if the pipeline's own call runs, or a loop of a user's own."""
+        pipeline, callers = self.pipeline, CALLERS.get()
+        return bool(callers and callers[-1] is pipeline) or is_called_by(pipeline)
 
     @contextmanager
     def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         loop = self.loop
-        outer = loop.context, loop.steps.hint
-        hint = StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma")))
-        loop.context, loop.steps.hint = name, hint
+        outer = loop.entered(name, StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma"))))
         try:
             with proceed(name, *args, **kwargs) as entered:
                 yield entered
         finally:
-            loop.context, loop.steps.hint = outer
+            loop.entered(*outer)
 
     def _companion_called(self, name: str, module: torch.nn.Module) -> Handler:
         """The handler of the calls of one companion."""
         names = parameters_of(type(unwrapped(module)).forward)
 
         def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not is_called_by(self.pipeline):
+            if not self._is_caller():
                 return proceed(*args, **kwargs)
             loop = self.loop
             run = loop.run if loop.steps.scheduler is None else None
@@ -454,7 +422,7 @@ class Session:
         loop = self.loop
         if begin.ends_step and loop.run is not None:
             loop.run.next_step()
-        self._end_run(loop, is_complete=begin.completes)
+        self._report(loop.end_run(is_complete=begin.completes))
         start = RunStart(total=begin.total, levels=begin.levels, scheduler=begin.scheduler, shape=shape)
         chooser = loop.chooser if loop.in_call else self.outside
         chosen = Chosen(strategy=self.strategy) if chooser is None else chooser(start)
@@ -464,8 +432,11 @@ class Session:
             generation.number, generation.emit = next(self._numbers), self.emit
         region = chosen.region or self._region_for(chosen.strategy)
         loop.had_run, loop.run = True, Run(generation, chosen.kind, region, chosen.references)
-        if not is_shadow:
-            self._caution(chosen.strategy, generation)
+        caution = None
+        if generation.total is not None and not is_shadow:
+            caution = chosen.strategy.policy.caution(generation.total, generation.noises)
+        if caution is not None:  # a second run of the same length adds nothing
+            self._warn(caution)
         return loop.run
 
     def generation(self, strategy: Strategy, start: RunStart, samples: int = 1) -> Generation:
@@ -479,48 +450,33 @@ class Session:
         for hook in self.hooks:
             hook(event)
 
-    def _caution(self, strategy: Strategy, generation: Generation) -> None:
-        total = generation.total
-        caution = None if total is None else strategy.policy.caution(total, generation.noises)
-        # Once for each text: a second run of the same length adds nothing.
-        if caution is not None and caution not in self._said:
-            self._said.add(caution)
-            logger.warning("%s", caution)
+    def _warn(self, text: str) -> None:
+        """Log a warning, once in so many words."""
+        if text not in self._said:
+            self._said.add(text)
+            logger.warning("%s", text)
 
     def _end(self, *, is_complete: bool = False) -> None:
         """Drop the run of this thread's loop and everything it kept. Idempotent."""
-        loop = self.loop
-        loop.steps.forget()
-        loop.guided.batch = None
-        self._end_run(loop, is_complete=is_complete)
+        self._report(self.loop.end(is_complete=is_complete))
 
-    def _end_run(self, loop: Loop, *, is_complete: bool) -> None:
-        run, loop.run = loop.run, None
-        if run is None:
+    def _report(self, ended: Ended | None) -> None:
+        """Tell the hooks of a run that has ended.
+
+        Raises:
+            StateError: a forecast was not finite.
+        """
+        if ended is None:
             return
-        generation, kept = run.generation, run.kept_bytes if run.kind == "reuse" else 0
-        run.close()
-        if run.kind == "shadow":
-            return
+        generation = ended.run.generation
         if generation.outputs.fell_back:
             self.emit(FellBack("forecasts of the raw output"))
         for what in generation.fallbacks:
             self.emit(FellBack(what))
-        is_complete = is_complete or generation.finished
-        broken = run.first_broken() if is_complete else None
-        # If timesteps alone tell the steps, the last one ends when another run begins.
-        is_whole = is_complete or (not run.is_stepped and run.step >= (generation.total or 0) - 1)
         try:
-            self._inert.end(run, is_complete, broken)
+            self._inert.end(ended.run, ended.is_complete, ended.broken)
         finally:
-            self.emit(
-                RunEnded(
-                    run=generation.number,
-                    outcome="broken" if broken is not None else "whole" if is_whole else "aborted",
-                    kept_bytes=kept,
-                    companions=loop.companions.take_calls(),
-                )
-            )
+            self.emit(ended.event)
 
     # -- regions
 
@@ -545,7 +501,13 @@ class Session:
                 f"Strategy(region='step'): {self._name}.scheduler must have set_timesteps and step, "
                 f"got {got!r}; use region='call', which needs no scheduler"
             )
-        self._others.look_for_caches(parts.denoisers)
+        for model, cache in caches_on(parts.denoisers):
+            but = f"a cache of diffusers ({cache}) is at work on {model}, too"
+            self.emit(Unlike(but))
+            self._warn(
+                f"{but}: both skip work, the summary counts this library's share alone, and nothing is promised; "
+                f"disable one of the two (disable_cache() of the {model}, or omnireuse.disable)"
+            )
 
     def _drop_region(self) -> None:
         if self._region is not None:

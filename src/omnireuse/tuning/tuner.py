@@ -11,9 +11,10 @@ import msgspec
 
 from omnireuse.arguments.tune import TURN_OFF
 from omnireuse.errors import NotTunableError
+from omnireuse.hooks.loops import Loop
 from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
-from omnireuse.hooks.session import Loop, Session
+from omnireuse.hooks.session import Session
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.profile import Profile

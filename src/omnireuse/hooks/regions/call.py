@@ -58,11 +58,13 @@ class CallRegion(Region):
                 # Decided again for the batch: what has no rows cannot be put together from some.
                 choices = call.ask(None, layout=call.layout, signal=signal)
         else:
-            latents, (leaves, form) = _unscaled(call), self._forms[key]
+            leaves, form = self._forms[key]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        # Forecasts of the raw output need no latents.
-        is_raw = not rows and generation.outputs.target == "output"
-        samples = [None] * len(tensors) if is_raw else _samples(call, tensors, latents)
+        if rows:
+            samples = _samples(call, tensors, latents)
+        else:  # forecasts of the raw output need none
+            is_raw = generation.outputs.target == "output"
+            samples = [None] * len(tensors) if is_raw else _samples(call, tensors, _unscaled(call))
         is_negated = call.model in _NEGATED
         outputs = [tensor.neg() for tensor in tensors] if rows and is_negated else tensors
         used = generation.answer(choices, outputs if rows else None, samples)
