@@ -10,7 +10,7 @@ import torch
 from omnireuse.hooks.companions import Companions
 from omnireuse.hooks.parts import Guided
 from omnireuse.hooks.run import Chooser, Run
-from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps
+from omnireuse.hooks.steps import Asked, Begin, Steps
 from omnireuse.loop.events import RunEnded
 
 __all__ = ["Ended", "Loop", "Loops"]
@@ -51,12 +51,6 @@ class Loop:
         self.final: torch.Tensor | None = None
         """The latents that the scheduler has returned last."""
         self.steps, self.companions, self.guided = Steps(in_call=in_call), Companions(), Guided()
-
-    def entered(self, context: str | None, hint: StepHint) -> tuple[str | None, StepHint]:
-        """Enter a cache context; returns what to enter at its end: the one around it."""
-        outer = self.context, self.steps.hint
-        self.context, self.steps.hint = context, hint
-        return outer
 
     def place(self, asked: Asked, *, is_watched: bool, expected: int | None, taken: object) -> Run | Begin | None:
         """The run that a denoiser call belongs to, moved on to its step, or the run that begins with it; None for a

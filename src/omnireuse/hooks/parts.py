@@ -35,15 +35,11 @@ class Parts:
     def __init__(self, route: Route) -> None:
         self._route = route
         self.denoisers: list[torch.nn.Module] = []
+        self.scheduler: Any = None
+        """The scheduler that tells the steps; None if the pipeline has none that does."""
         self._others: dict[str, Any] = {}
         self._on_denoisers: list[Interception] = []
         self._on_others: list[Interception] = []
-
-    @property
-    def scheduler(self) -> Any:
-        """The scheduler that tells the steps; None if the pipeline has none that does."""
-        scheduler = self._others.get("scheduler")
-        return scheduler if hasattr(scheduler, "set_timesteps") and hasattr(scheduler, "step") else None
 
     @property
     def are_bypassed(self) -> bool:
@@ -67,7 +63,8 @@ class Parts:
         if _are_same([*parts.values()], [*self._others.values()]) and not self.are_bypassed:
             return
         self._undo(self._on_others)
-        self._others = parts
+        self._others, scheduler = parts, parts["scheduler"]
+        self.scheduler = scheduler if hasattr(scheduler, "set_timesteps") and hasattr(scheduler, "step") else None
         for name, part in parts.items():
             if part is not None and (part is self.scheduler or name != "scheduler"):
                 self._intercept(name, part, self._on_others)
@@ -76,7 +73,7 @@ class Parts:
         """Restore every part. Idempotent."""
         self._undo(self._on_denoisers)
         self._undo(self._on_others)
-        self.denoisers, self._others = [], {}
+        self.denoisers, self._others, self.scheduler = [], {}, None
 
     def _intercept(self, name: str, part: Any, into: list[Interception]) -> None:
         handlers = {method: each for method, each in self._route(name, part).items() if hasattr(part, method)}

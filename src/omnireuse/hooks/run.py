@@ -19,11 +19,22 @@ from omnireuse.hooks.timesteps import NAMES
 from omnireuse.loop.branch_state import refuse_gradients
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation, layout_of
+from omnireuse.loop.stepper import Stepper
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, told_level
 from omnireuse.noise.signals import filtered, grid_of
 
-__all__ = ["Chooser", "Chosen", "DenoiserCall", "Layout", "Region", "RegionFactory", "Run", "RunStart"]
+__all__ = [
+    "Chooser",
+    "Chosen",
+    "DenoiserCall",
+    "Layout",
+    "Region",
+    "RegionFactory",
+    "Run",
+    "RunStart",
+    "previous_sample",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +170,22 @@ class Run:
         self.latents = None
 
 
+def previous_sample(result: Any) -> torch.Tensor | None:
+    """The latents that a scheduler's step returned, in whatever form; None if there are none."""
+    sample = getattr(result, "prev_sample", None)
+    if sample is None and isinstance(result, (tuple, list)) and result:
+        sample = result[0]
+    return sample if isinstance(sample, torch.Tensor) else None
+
+
 class Region(ABC):
-    """The part that is skipped. It gets every denoiser call and every scheduler step of a run."""
+    """The part that is skipped. It gets every denoiser call and every scheduler step of a run.
+
+    Attributes:
+        stepper: answers in place of the run's generation; None for that one.
+    """
+
+    stepper: Stepper | None = None
 
     @property
     def held(self) -> Mapping[str, Any]:
@@ -178,9 +203,6 @@ class Region(ABC):
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """The scheduler's input in place of `output`."""
         return output
-
-    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:  # noqa: B027  # most have seen all they need
-        """Take the latents that the scheduler's step has returned."""
 
     def undo(self) -> None:  # noqa: B027  # most put nothing
         """Take back whatever this region put between objects."""

@@ -25,8 +25,8 @@ from omnireuse.hooks.interception import Handler, Interception, intercept
 from omnireuse.hooks.loops import Ended, Loop, Loops
 from omnireuse.hooks.parts import GUIDERS, Parts, caches_on, guider_handlers
 from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
-from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart
-from omnireuse.hooks.steps import Asked, Begin, StepHint, previous_sample
+from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart, previous_sample
+from omnireuse.hooks.steps import Asked, Begin, StepHint
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Event, FellBack, Hook, Unlike
 from omnireuse.loop.generation import Generation
@@ -319,7 +319,8 @@ class Session:
             self._end()
             raise
         latents = previous_sample(result)
-        region.stepped(run, latents)
+        if region.stepper is not None:
+            region.stepper.arrived(latents)
         if loop.in_call:
             loop.final = latents
         if moved is not None:
@@ -394,12 +395,13 @@ class Session:
     @contextmanager
     def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         loop = self.loop
-        outer = loop.entered(name, StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma"))))
+        outer, hint = (loop.context, loop.steps.hint), map(kwargs.get, ("step_index", "num_inference_steps", "sigma"))
+        loop.context, loop.steps.hint = name, StepHint(*hint)
         try:
             with proceed(name, *args, **kwargs) as entered:
                 yield entered
         finally:
-            loop.entered(*outer)
+            loop.context, loop.steps.hint = outer
 
     def _companion_called(self, name: str, module: torch.nn.Module) -> Handler:
         """The handler of the calls of one companion."""

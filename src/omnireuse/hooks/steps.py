@@ -20,7 +20,7 @@ from omnireuse.hooks.timesteps import StepsByTimestep, given_timestep, is_number
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 
-__all__ = ["Asked", "Begin", "StepHint", "Steps", "previous_sample"]
+__all__ = ["Asked", "Begin", "StepHint", "Steps"]
 
 _SCALE_TOLERANCE = 0.01
 """Rounding of a scaled timestep in bfloat16 is 0.4 %."""
@@ -316,14 +316,6 @@ class Steps:
         levels = noise_levels(self._scheduler)[self._begin :]
         total = end - self._begin if 0 < end - self._begin <= len(levels) else len(levels)
         return Begin(total=total, levels=levels, scheduler=self._scheduler)
-
-
-def previous_sample(result: Any) -> torch.Tensor | None:
-    """The latents that a scheduler's step returned, in whatever form; None if there are none."""
-    sample = getattr(result, "prev_sample", None)
-    if sample is None and isinstance(result, (tuple, list)) and result:
-        sample = result[0]
-    return sample if isinstance(sample, torch.Tensor) else None
 
 
 def _finishes(run: Run, ahead: int) -> bool:

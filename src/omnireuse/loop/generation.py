@@ -105,7 +105,7 @@ class Generation(Stepper):
         self.is_of_new_kind = False
         """Whether this step's output is of another kind than those before, as when guidance begins or ends. A computed
         one starts the memory anew; a forecast is the last one that the old memory is used for."""
-        self.reused_samples = list[int]()
+        self.reused_samples = list[int | None]()
         self._choices: list[Choice] = []
         """Of the step that `computes` was asked for, until `use`."""
         self._move_to(0)
@@ -130,9 +130,12 @@ class Generation(Stepper):
         if step != self.index:
             raise StateError(f"step {step} is asked for although step {self.index} is due")
         samples = self.samples if self.samples > 1 and self.strategy.decides_by_sample else None
-        self._choices = self.ask(samples=samples, layout=(kind, *layout_of(latents)), signal=latents)
-        self.reused_samples = [each.sample for each in self._choices if each.reuse and each.sample is not None]
-        return not all(choice.reuse for choice in self._choices)
+        self._choices = self.ask(
+            samples=samples, layout=(kind, *(() if latents is None else layout_of(latents))), signal=latents
+        )
+        reused = [choice.sample for choice in self._choices if choice.reuse]
+        self.reused_samples = [] if samples is None else reused
+        return len(reused) < len(self._choices)
 
     def use(
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING

@@ -26,7 +26,7 @@ class Stepper(ABC):
         reused_samples: rows of the batch that are forecast at a step that is computed for the others.
     """
 
-    reused_samples: Sequence[int] = ()
+    reused_samples: Sequence[int | None] = ()
 
     @abstractmethod
     def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:

@@ -41,7 +41,7 @@ class StepRegion(Region):
     """
 
     def __init__(self, cuts: Cuts | None = None, stepper: Stepper | None = None, inner: Region | None = None) -> None:
-        self._cuts, self._stepper, self._inner = cuts or Cuts({}), stepper, inner
+        self._cuts, self.stepper, self._inner = cuts or Cuts({}), stepper, inner
         self._first_call: DenoiserCall | None = None
         """Of the step; None between steps."""
         self._computes = True
@@ -58,11 +58,11 @@ class StepRegion(Region):
         the first one of WanAnimate2 does, which reads the driving video."""
 
     def for_run(self) -> StepRegion:
-        return StepRegion(self._cuts) if self._stepper is None else self
+        return StepRegion(self._cuts) if self.stepper is None else self
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output; for reused samples the last one, whose values are not used."""
-        stepper = self._stepper or call.run.generation
+        stepper = self.stepper or call.run.generation
         if call.run.calls == 1:
             self._first_call, self._computes = call, self._ask(call)
         key = (call.denoiser, call.branch, call.options)
@@ -83,8 +83,8 @@ class StepRegion(Region):
             return last
         output = self._compute_without(call, stepper.reused_samples, last) if is_left_out else self._compute(call)
         kinds = kinds_of(call, output)
-        if self._stepper is not None:
-            self._stepper.see(call.denoiser, output, kinds)
+        if self.stepper is not None:
+            self.stepper.see(call.denoiser, output, kinds)
         elif kinds > 1:
             raise SeveralOutputsError(
                 f"Strategy(region='step'): {call.model} must return one kind of latents, got {kinds}, "
@@ -99,7 +99,7 @@ class StepRegion(Region):
     def _ask(self, call: DenoiserCall) -> bool:
         """Whether the step is computed, for some samples at least."""
         run, generation, strategy = call.run, call.run.generation, call.run.generation.strategy
-        if self._stepper is None and strategy.decides_by_sample:
+        if self.stepper is None and strategy.decides_by_sample:
             if self._shape is None:
                 # Guidance may have stacked its branches in one call: only the scheduler's call shows how many samples
                 # there are. The first step is computed, so it can wait for that.
@@ -113,7 +113,7 @@ class StepRegion(Region):
         if layout not in self._layouts:
             self._layouts = {layout: layout}
         signal = None if strategy.chosen_signal == "none" else call.watched(strategy)
-        return (self._stepper or generation).computes(run.step, signal, kind=self._layouts[layout])
+        return (self.stepper or generation).computes(run.step, signal, kind=self._layouts[layout])
 
     def _may_divide(self, call: DenoiserCall, shape: torch.Size) -> bool:
         """True if the rows of a call are the samples in their order, once for each branch that it was stacked for, and
@@ -131,7 +131,7 @@ class StepRegion(Region):
                 self._cuts.refuse(call, "its input is not the latents of the samples once for each branch")
         return self._cuts.allows(call, samples)
 
-    def _compute_without(self, call: DenoiserCall, reused: Sequence[int], last: Any) -> Any:
+    def _compute_without(self, call: DenoiserCall, reused: Sequence[int | None], last: Any) -> Any:
         shape, first = self._shape, self._first_call
         assert shape is not None, "samples are known"
         if self._may_divide(call, shape):
@@ -149,22 +149,18 @@ class StepRegion(Region):
         call, self._first_call = self._first_call, None
         assert call is not None, "a step begins with a call"
         generation = run.generation
-        if self._stepper is None and generation.strategy.decides_by_sample and self._shape != sample.shape:
+        if self.stepper is None and generation.strategy.decides_by_sample and self._shape != sample.shape:
             self._shape = sample.shape
             self._computes = self._ask(call)
         if self._branches != run.branches:
             # Guidance that begins or ends changes the output: remembered values are of another kind then.
             generation.is_of_new_kind = self._branches is not None
             self._branches = run.branches.copy()
-        if self._stepper is not None and self._inner is None:
+        if self.stepper is not None and self._inner is None:
             generation.pass_by(replace(generation.decide(), reason="measuring"))
-        used = (self._stepper or generation).use(output if self._computes else None, sample, run.given)
+        used = (self.stepper or generation).use(output if self._computes else None, sample, run.given)
         assert used is not None, "the loop of a pipeline always goes on"
         return used
-
-    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
-        if self._stepper is not None:
-            self._stepper.arrived(latents)
 
     def undo(self) -> None:
         if self._inner is not None:
