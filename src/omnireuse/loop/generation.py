@@ -130,9 +130,8 @@ class Generation(Stepper):
         if step != self.index:
             raise StateError(f"step {step} is asked for although step {self.index} is due")
         samples = self.samples if self.samples > 1 and self.strategy.decides_by_sample else None
-        self._choices = self.ask(
-            samples=samples, layout=(kind, *(() if latents is None else layout_of(latents))), signal=latents
-        )
+        watched = () if latents is None else layout_of(latents)
+        self._choices = self.ask(samples=samples, layout=(kind, *watched), signal=latents)
         reused = [choice.sample for choice in self._choices if choice.reuse]
         self.reused_samples = [] if samples is None else reused
         return len(reused) < len(self._choices)
