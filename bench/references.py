@@ -24,9 +24,9 @@ import torch
 from rich.console import Console
 
 from bench import _reference_memory, _reference_quality, _reference_time
+from bench._common import Row, record_of
 from bench._editing_size import EDITING
 from bench._reference_figures import draw, show
-from bench._resumable import Row, record_of
 from omnireuse.errors import ConfigError
 
 TOP = Path(__file__).resolve().parents[1]
