@@ -1,4 +1,7 @@
-"""What the benchmarks share: options, rows that are kept as they are known, tables, and silence."""
+"""What the benchmarks share: options, rows that are kept as they are known, tables, and silence.
+
+It needs neither the laboratory nor torch until rows are measured: the environments of engines lack one or both.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
-
-from omnireuse_lab.record import environment
 
 Row = dict[str, Any]
 
@@ -53,6 +53,8 @@ class Rows:
     """
 
     def __init__(self, name: str, folder: Path, **about: Any) -> None:
+        from omnireuse_lab.record import environment
+
         self._name, self._folder = name, folder
         kept = folder / f"{name}.json"
         known: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
@@ -72,6 +74,8 @@ def record_of(
     name: str, options: argparse.Namespace, measure: Callable[[Rows, argparse.Namespace], None], **about: Any
 ) -> Row:
     """The record of a benchmark, after `measure` has added what is missing, unless it is only to be shown."""
+    import torch
+
     rows = Rows(name, options.out, **about)
     if not getattr(options, "show", False):
         with no_warnings(), torch.no_grad():

@@ -14,7 +14,6 @@ Where vllm-omni can be imported (scripts/vllm_omni_venv.sh), its own manager and
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import platform
@@ -22,7 +21,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +29,7 @@ from rich.console import Console
 
 import omnireuse
 from bench import _prefix_managers
-from bench._common import new_table, write_record
+from bench._common import new_parser, new_table, write_record
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.errors import ConfigError
 
@@ -40,12 +38,11 @@ BLOCK = 16
 
 def main(arguments: list[str] | None = None) -> None:
     """Run and write ``prefix_cache.json``, ``prefix_managers.json`` and the tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench prefix_cache", description=(__doc__ or "").split("\n")[0])
+    parser = new_parser("prefix_cache", __doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 32, 128, 256])
     parser.add_argument("--tokens", type=int, default=32, help="a request fills and then hits")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     if options.tokens % BLOCK or min(options.tokens, options.repeats, *options.widths, *options.requests) < 1:
         raise ConfigError(f"bench prefix_cache: numbers must be ≥ 1 and --tokens a multiple of {BLOCK}, got {options}")
