@@ -15,8 +15,10 @@ from omnireuse.errors import ConfigError, OmniReuseError, StateError, WrongTypeE
 
 __all__ = [
     "Count",
+    "Factor",
     "Index",
     "Positive",
+    "Several",
     "Share",
     "Tolerance",
     "Unlimited",
@@ -86,6 +88,13 @@ def check_at_least(owner: object, field: str, least: int) -> None:
         raise field_error(owner, field, f"be a whole number of at least {least}")
 
 
+def check_factor(owner: object, field: str) -> None:
+    """Raise unless the field is a finite number of at least 1."""
+    value: Any = getattr(owner, field)
+    if not (is_number(value) and value >= 1):
+        raise field_error(owner, field, "be a finite number of at least 1")
+
+
 def check_share(owner: object, field: str) -> None:
     """Raise unless the field is a number of at least 0 and below 1."""
     value: Any = getattr(owner, field)
@@ -102,10 +111,12 @@ def check_tolerance(owner: object, field: str) -> None:
 
 # A field's type carries its range; `check_fields` reads it.
 Positive = Annotated[float, check_positive]
+Factor = Annotated[float, check_factor]
 Share = Annotated[float, check_share]
 Tolerance = Annotated[float, check_tolerance]
 Index = Annotated[int, partial(check_at_least, least=0)]
 Count = Annotated[int, partial(check_at_least, least=1)]
+Several = Annotated[int, partial(check_at_least, least=2)]
 Unlimited = Annotated[int, partial(check_at_least, least=-1)]
 """A count, or -1 for no limit."""
 
