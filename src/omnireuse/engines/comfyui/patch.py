@@ -10,14 +10,12 @@ from typing import Any
 import torch
 
 from omnireuse.arguments.tune import is_off_by_environment
-from omnireuse.engines.comfyui.bounds import Span
-from omnireuse.engines.comfyui.calls import SamplerCall
-from omnireuse.engines.comfyui.graph import sampler_name
-from omnireuse.engines.comfyui.measuring import Measurement
+from omnireuse.engines.comfyui.calls import SamplerCall, sampler_name
+from omnireuse.engines.comfyui.nodes import Span
 from omnireuse.engines.comfyui.parts import Part, Parts
 from omnireuse.engines.comfyui.sampling import SamplingRun, active_conditions
 from omnireuse.engines.comfyui.solver import CallSigmas
-from omnireuse.engines.comfyui.tuning import SamplerTuner
+from omnireuse.engines.comfyui.tuning import Measurement, SamplerTuner
 from omnireuse.engines.comfyui.wrappers import (
     OUTER,
     PARTS,
