@@ -97,7 +97,8 @@ class Handle:
         if references is not None and references.plan is not None:
             self._emit(Unlike("lean calls keep keys of references, and the profile was measured without"))
         self._tuner = None if tuner is None else tuner(self._session)
-        self._auditor = None if auditor is None else auditor(self._session)
+        if auditor is not None:
+            auditor(self._session)
         self._untuned = Tuning(state="off", reason=untuned)
         self._enabled = True
         self._pipeline = type(pipeline).__name__
@@ -152,7 +153,6 @@ class Handle:
             self._promise,
             calls_outside=self._session.calls_outside,
             tuning=None if self._tuner is None else self._tuner.tuning,
-            audits=() if self._auditor is None else self._auditor.audits,
             references=None if self._references is None else self._references.calls,
         )
 
