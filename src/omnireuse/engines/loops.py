@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from omnireuse.engines.settings import RequestPlan
-from omnireuse.errors import NotTunableError
+from omnireuse.errors import OmniReuseError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
@@ -99,14 +99,13 @@ class LoopTuner(HostTuner):
         Raises:
             NotTunableError: it has none.
         """
-        try:
+
+        def configuration() -> Configuration:
             loop.check()
-            start = loop.start
-            return self._registry.entry_of(policy, start, lambda: loop.configuration(start))
-        except NotTunableError:
-            raise
-        except Exception as error:
-            raise NotTunableError(f"the run cannot be told from others ({type(error).__name__}: {error})") from error
+            return loop.configuration(loop.start)
+
+        with self._registry.own_work():
+            return self._registry.find(*self._registry.known(policy, loop.start, configuration))
 
     def choose(
         self,
@@ -127,7 +126,7 @@ class LoopTuner(HostTuner):
             return plan, None
         try:
             entry = self.find(plan.strategy.policy, loop)
-        except NotTunableError as error:
+        except OmniReuseError as error:
             self.pass_by(error)
             return plan, None
         self._latest = entry

@@ -155,7 +155,7 @@ class Measurement(SamplerSteps):
 
     def predict(self, executor: Any, x: torch.Tensor, timestep: torch.Tensor, options: Any, seed: Any) -> torch.Tensor:
         if self._step == len(self._sigmas):
-            self.measured.fail(f"the sampler calls the model more than {self._step} times", is_permanent=True)
+            self.measured.fail(NotTunableError(f"the sampler calls the model more than {self._step} times"))
             x0: torch.Tensor = executor(x, timestep, options, seed)
             return x0
         self.generation.pass_by(replace(self.generation.decide(), reason="measuring"))
@@ -179,7 +179,7 @@ class Measurement(SamplerSteps):
             (reached,) = twin.step(output, reached)
         missed = (reached - final.to(reached.device)).norm() / final.norm()
         if not missed <= _MISS:
-            recording.fail("other nodes change the sampler's latents on the way", is_permanent=True)
+            recording.fail(NotTunableError("other nodes change the sampler's latents on the way"))
 
 
 def _listed(value: Any) -> list[Any]:

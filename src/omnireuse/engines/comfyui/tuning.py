@@ -20,7 +20,7 @@ from omnireuse.engines.comfyui.solver import Response, measured_response
 from omnireuse.engines.comfyui.wrappers import with_wrappers
 from omnireuse.engines.loops import LoopShadows, LoopTuner
 from omnireuse.engines.settings import RequestPlan
-from omnireuse.errors import UnsupportedModelError
+from omnireuse.errors import OmniReuseError, UnsupportedModelError
 from omnireuse.loop.generation import Emit, Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import ErrorControl
@@ -140,11 +140,12 @@ class SamplerTuner(LoopTuner):
             response: Response = entry.calls[0].replay.response
             return response
         try:
-            return measured_response(call.sampler, call.sigmas.tolist(), executor.class_obj.model_patcher)
+            with self._registry.own_work():
+                return measured_response(call.sampler, call.sigmas.tolist(), executor.class_obj.model_patcher)
         except UnsupportedModelError as error:
             why = f"no weights can be fitted for the sampler {sampler_name(call.sampler)}: {error}"
             entry.end("off", why)
-        except Exception as error:  # the picture must not fail because measuring it does
+        except OmniReuseError as error:  # the picture must not fail because measuring it does
             entry.failed(error)
         return None
 
