@@ -14,13 +14,12 @@ from omnireuse.hooks.inert import InertRuns
 from omnireuse.hooks.run import RegionFactory
 from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Decision
+from omnireuse.loop.events import Decision, Event, Unlike
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
-from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
 from omnireuse.references import ReferenceAxis
-from omnireuse.summary.counters import Stats
+from omnireuse.summary.counters import Counts
 from omnireuse.summary.summary import Promise, Summary, summary_html
 from omnireuse.summary.tuning import Tuning
 
@@ -80,24 +79,24 @@ class Handle:
                 "enabled; call omnireuse.disable(pipeline) first"
             )
         self.name: str = name
-        self._stats = Stats(name, promise)
-        said = set() if promise is None or promise.but is None else {promise.but}
-        self._references = references
-        if references is not None and references.plan is not None:
-            self._stats.withdraw("lean calls keep keys of references, and the profile was measured without")
+        self._counts, self._promise, self._references = Counts(), promise, references
         make = region or make_region
+        runs = None if like is None or promise is None else CalibratedRuns(like, promise, name, self._emit)
         self._session = Session(
             pipeline,
             strategy,
             make if references is None else references.around(make),
-            self._stats,
-            InertRuns(strategy, self._stats),
+            self._counts.take,
+            InertRuns(strategy, self._counts),
             handle=self,
             agreement=agreement,
-            follows=None if like is None else CalibratedRuns(like, self._stats, name, said).chooser,
+            follows=None if runs is None else runs.chooser,
             adapts=adapts,
         )
-        self._tuner = None if tuner is None else tuner(self._session)
+        if references is not None and references.plan is not None:
+            self._emit(Unlike("lean calls keep keys of references, and the profile was measured without"))
+        if tuner is not None:
+            tuner(self._session)
         self._auditor = None if auditor is None else auditor(self._session)
         self._untuned = Tuning(state="off", reason=untuned)
         self._enabled = True
@@ -116,28 +115,48 @@ class Handle:
     @property
     def tuning(self) -> Tuning:
         """The state of tuning, for the configuration of the latest run."""
-        return self._untuned if self._tuner is None else self._tuner.tuning
+        return self._untuned if (tuner := self._tuner) is None else tuner.tuning
 
     @property
     def tuned_profile(self) -> Profile | None:
         """The profile with the plan in use; None before tuning is ready, and if tuning is off."""
-        return None if self._tuner is None else self._tuner.profile
+        return None if (tuner := self._tuner) is None else tuner.profile
 
     @property
     def events(self) -> tuple[Decision, ...]:
         """The decisions of all runs so far, oldest first; the latest 20,000 are kept."""
-        return self._stats.events
+        return self._counts.decisions
 
     def subscribe(self, observer: Callable[[Decision], None]) -> Callable[[], None]:
         """Call `observer` with every decision from now on. The returned function ends it."""
-        return self._stats.subscribe(observer)
+
+        def hook(event: Event) -> None:
+            if isinstance(event, Decision):
+                observer(event)
+
+        session = self._session
+        session.hooks = (*session.hooks, hook)
+
+        def unsubscribe() -> None:
+            session.hooks = tuple(each for each in session.hooks if each is not hook)
+
+        return unsubscribe
+
+    @property
+    def _tuner(self) -> Tuner | None:
+        tuner: Tuner | None = self._session.tuner
+        return tuner
+
+    def _emit(self, event: Event) -> None:
+        self._session.emit(event)
 
     def summary(self) -> Summary:
         """What was computed and what was reused so far. `print` shows a short text; a notebook shows figures."""
-        return self._stats.summary(
-            kept_bytes=self._session.peak_kept_bytes,
+        return self._counts.summary(
+            self.name,
+            self._promise,
             calls_outside=self._session.calls_outside,
-            tuning=None if self._tuner is None else self._tuner.tuning,
+            tuning=None if (tuner := self._tuner) is None else tuner.tuning,
             audits=() if self._auditor is None else self._auditor.audits,
             references=None if self._references is None else self._references.calls,
         )
@@ -167,52 +186,10 @@ class Handle:
 
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""
-        if self._tuner is not None:
-            self._tuner.close()
+        if (tuner := self._tuner) is not None:
+            tuner.close()
         self._session.close()
         self._enabled = False
-
-    def take_calls(self, calls: Calls) -> Callable[..., Any]:
-        """The function for an engine that calls another method of the pipeline than `__call__`.
-
-        Args:
-            calls: reads their arguments.
-
-        Returns:
-            ``handler(proceed, *args, **kwargs)``, where `proceed` is the method.
-        """
-        if self._tuner is not None:
-            self._tuner.calls = calls
-
-        def taken(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not self._enabled or self._session.is_in_call:
-                return proceed(*args, **kwargs)
-            return self._session.called(proceed, *args, **kwargs)
-
-        return taken
-
-    def measure_all(self) -> None:
-        """Tune on as many pictures as are wanted, whatever earlier processes have measured."""
-        if self._tuner is not None:
-            self._tuner.measure_all()
-
-    def renew_promise(self) -> None:
-        """Judge a profile's promise by the runs from now on: an engine whose requests have nothing to do with each
-        other does this before each of them."""
-        self._stats.renew()
-
-    def suspend(self) -> Tuner | None:
-        """Disable reuse, and return what tuning has measured, for `resume`; None if the handle does not tune."""
-        tuner, self._tuner = self._tuner, None
-        self.disable()
-        return tuner
-
-    def resume(self, tuner: Tuner) -> None:
-        """Continue the tuning of another handle that was suspended, on the same pipeline with the same strategy."""
-        if self._tuner is not None:
-            self._tuner.close()
-        self._tuner = tuner
-        tuner.serve(self._session)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuse copies and pickles.

@@ -11,7 +11,7 @@ import torch
 
 from omnireuse.base.validation import in_words
 from omnireuse.errors import NotTunableError, OmniReuseError, StateError
-from omnireuse.summary.counters import Stats
+from omnireuse.loop.events import FellBack, Hook
 
 __all__ = ["OwnWork", "state_after"]
 
@@ -22,11 +22,11 @@ class OwnWork:
     """Makes omnireuse's own errors of all that tuning meets, and says and counts those that nobody expects.
 
     Attributes:
-        stats: counts them as fallbacks to the untuned default; None for hosts that count none.
+        emit: takes them as fallbacks to the untuned default, from hosts that count those.
     """
 
     def __init__(self) -> None:
-        self.stats: Stats | None = None
+        self.emit: Hook | None = None
         self._said: set[str] = set()
 
     @contextmanager
@@ -48,8 +48,8 @@ class OwnWork:
             if text not in self._said:
                 self._said.add(text)
                 logger.error("tuning has met an error of its own, and pictures go on without it", exc_info=error)
-            if self.stats is not None:
-                self.stats.fell_back("the untuned default")
+            if self.emit is not None:
+                self.emit(FellBack("the untuned default"))
             raise NotTunableError(text) from error
 
 

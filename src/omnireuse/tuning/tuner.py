@@ -129,7 +129,7 @@ class Tuner(HostTuner):
 
     def serve(self, session: Session) -> None:
         """Go on with another session on the same pipeline."""
-        self._session, self._own_work.stats = session, session.stats
+        session.tuner, self._session, self._own_work.emit = self, session, session.emit
         session.surround(self.around, self._outside)
 
     @property
