@@ -30,6 +30,7 @@ __all__ = [
     "in_words",
     "is_number",
     "is_whole",
+    "kind_error",
     "kind_of",
     "require_size",
 ]
@@ -44,6 +45,12 @@ def field_error(owner: object, field: str, must: str, got: object = _ABSENT, *, 
     value = getattr(owner, field, got) if got is _ABSENT else got
     shown = repr(value) if got is _ABSENT or not isinstance(got, str) else got
     return ConfigError.of_fields(name, {field: shown}, must, shown, do)
+
+
+def kind_error(owner: object, field: str, must: str, got: object, *, do: str = "") -> WrongTypeError:
+    """The same for a value of the wrong kind."""
+    name = owner if isinstance(owner, str) else type(owner).__name__
+    return WrongTypeError(f"{name}({field}={got!r:.60}): {field} must {must}, got {kind_of(got)}{do and f'; {do}'}")
 
 
 def is_number(value: object) -> bool:
@@ -174,7 +181,7 @@ def as_number(name: str, value: object) -> str:
     except ValueError:
         return ""
     number /= 100 if text.endswith("%") else 1
-    return f"; write {name}={number:g}" if math.isfinite(number) else ""
+    return f"write {name}={number:g}" if math.isfinite(number) else ""
 
 
 def require_size(what: str, value: object, *, least: int = 0) -> int:

@@ -10,8 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from omnireuse.base.validation import check_at_least, field_error
-from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+from omnireuse.base.validation import check_at_least, field_error, kind_error
+from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.blend import Blend
 from omnireuse.forecasters.hold import Hold
@@ -132,8 +132,7 @@ class Strategy:
             ("forecaster", is_forecaster and isinstance(self.forecaster.start(), Memory)),
         ):
             if not fits:
-                value = getattr(self, name)
-                raise WrongTypeError(f"Strategy({name}={value!r}): {name} must be a {name}, got {type(value).__name__}")
+                raise kind_error(self, name, f"be a {name}", getattr(self, name))
         check_reserved_names(self.policy)
         for name, choices in (("region", REGIONS), ("axis", AXES)):
             if getattr(self, name) not in choices:

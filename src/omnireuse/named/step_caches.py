@@ -269,7 +269,7 @@ def _told_of_enable(names: Mapping[str, str], options: Mapping[str, Any]) -> Ite
     except ConfigError as error:
         if error.about is None:
             raise
-        hints = (as_number(field, options.get(field)).removeprefix("; ") for field in error.about[1])
+        hints = (as_number(field, options.get(field)) for field in error.about[1])
         raise error.told_of("enable", names, next(filter(None, hints), "")) from error
 
 

@@ -8,8 +8,16 @@ from functools import lru_cache
 from itertools import chain, pairwise, zip_longest
 from typing import Any
 
-from omnireuse.base.validation import Count, Index, check_fields, check_finite_list, field_error, is_whole
-from omnireuse.errors import StateError, UnknownNameError, WrongTypeError
+from omnireuse.base.validation import (
+    Count,
+    Index,
+    check_fields,
+    check_finite_list,
+    field_error,
+    is_whole,
+    kind_error,
+)
+from omnireuse.errors import StateError, UnknownNameError
 from omnireuse.policies.base import SAME_NOISE, Limit, Policy, StepView
 from omnireuse.policies.schedule import Schedule
 
@@ -169,8 +177,7 @@ class StepMask(Policy):
                 raise field_error(self, "mask", "be the name of a schedule, or a 0 or 1 for each step")
             object.__setattr__(self, "mask", mask)
         if self.dynamic is not None and not isinstance(self.dynamic, Policy):
-            given = "a class" if isinstance(self.dynamic, type) else type(self.dynamic).__name__
-            raise WrongTypeError(f"StepMask(dynamic={self.dynamic!r}): dynamic must be a policy, got {given}")
+            raise kind_error(self, "dynamic", "be a policy", self.dynamic)
         for name in ("needs_drift", "needs_error", "drift_since_computed", "signal"):
             object.__setattr__(self, name, getattr(self._inner, name))
 

@@ -13,6 +13,7 @@ import torch
 from omnireuse.errors import StateError
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
+from omnireuse.loop.events import FellBack
 from omnireuse.summary.summary import Audit
 from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.full_run import relative_errors
@@ -94,5 +95,5 @@ class Auditor:
         logger.log(level, "audit of call %d: %.2f%% error of the final latents%s", number, 100 * max(errors), promised)
 
     def _miss(self, why: str) -> None:
-        self._session.stats.fell_back("no audit")
+        self._session.emit(FellBack("no audit"))
         logger.warning("a picture was not audited: %s", why)

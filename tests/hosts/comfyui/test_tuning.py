@@ -12,7 +12,7 @@ import torch
 
 from omnireuse.engines.comfyui import reuse_of
 from omnireuse.engines.comfyui import tuning as tuning_module
-from omnireuse.engines.comfyui.graph import sampler_name
+from omnireuse.engines.comfyui.calls import sampler_name
 from omnireuse.engines.comfyui.solver import SCHEDULED, CallSigmas
 from omnireuse.pipelines.pictures import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI

@@ -65,8 +65,8 @@ def test_an_explicit_mask_is_taken_as_it_is(mask: list[int]) -> None:
         ({"mask": "fastest"}, UnknownNameError, "unknown step mask 'fastest'; did you mean 'fast'"),
         ({"mask": []}, ConfigError, "mask must be the name of a schedule, or a 0 or 1 for each step"),
         ({"mask": [1, 2]}, ConfigError, "mask must be"),
-        ({"dynamic": "tea_cache"}, WrongTypeError, "dynamic must be a policy, got str"),
-        ({"dynamic": Never}, WrongTypeError, "dynamic must be a policy, got a class"),
+        ({"dynamic": "tea_cache"}, WrongTypeError, "dynamic must be a policy, got the text"),
+        ({"dynamic": Never}, WrongTypeError, "dynamic must be a policy, got the class"),
     ],
 )
 def test_bad_masks_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:

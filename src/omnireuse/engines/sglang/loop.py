@@ -1,4 +1,4 @@
-"""Tuning of SGLang's own pipelines."""
+"""SGLang's own pipelines: a request's denoising loop, whose steps are computed or forecast after guidance."""
 
 from __future__ import annotations
 
@@ -10,22 +10,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from omnireuse.engines.loops import Loop, LoopShadows, LoopTuner
-from omnireuse.engines.request import levels_of, tuning_figures
-from omnireuse.engines.settings import KEY, RequestPlan
-from omnireuse.engines.sglang.native import Driven
+from omnireuse.engines.loops import Loop
+from omnireuse.engines.request import RequestReuse, run_start
+from omnireuse.engines.settings import KEY
 from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
+from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entry import Entry
-from omnireuse.tuning.registry import PlanRegistry
-from omnireuse.tuning.replay import unchanged_random_states
-from omnireuse.tuning.shadows import Beside
-from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import Pausing
 
-__all__ = ["RequestTuner", "StageLoop"]
+__all__ = ["StageLoop", "predicted_noise"]
 
 SAFE = ("DenoisingStage",)
 """Stages whose loop keeps nothing but what its context holds, so that it can be made again."""
@@ -55,13 +50,33 @@ class StageLoop(Loop):
 
     @property
     def start(self) -> RunStart:
-        scheduler, total = self.ctx.scheduler, len(self.ctx.timesteps)
-        levels = levels_of(scheduler, total)
-        return RunStart(total=total, levels=levels, scheduler=scheduler, shape=tuple(self.ctx.latents.shape))
+        return run_start(self.ctx.scheduler, len(self.ctx.timesteps), self.ctx.latents)
 
-    def make(self, **kwargs: Any) -> Any:
-        """Make the loop."""
-        return self.original(self.stage, self.ctx, self.batch, self.server_args, **kwargs)
+    def serve(self, request: RequestReuse, **kwargs: Any) -> Any:
+        """Make the loop of a request; return SGLang's result. The state of the request ends with it, also if it raises.
+
+        The latents are the last that a measured request is told.
+        """
+        with request.running(self.ctx.scheduler, len(self.ctx.timesteps)):
+            result = self._driven(request, **kwargs)
+            request.arrived(self.ctx.latents)
+        return result
+
+    def run(self, stepper: Stepper, host: Any) -> Pausing[torch.Tensor]:
+        self._driven(stepper, collect_trajectory=False)
+        yield
+        latents: torch.Tensor = self.ctx.latents
+        return latents
+
+    def _driven(self, stepper: Stepper, **kwargs: Any) -> Any:
+        def steps(compute: Callable[[], Any], step: int, latents: torch.Tensor, denoiser: int) -> Any:
+            return stepped(stepper, compute, step, latents, denoiser=denoiser, given=self.given(step))
+
+        self.batch.extra[KEY] = steps
+        try:
+            return self.original(self.stage, self.ctx, self.batch, self.server_args, **kwargs)
+        finally:
+            self.batch.extra.pop(KEY, None)
 
     def twin(self) -> StageLoop:
         """A copy that no loop of the other one changes; conditioning, which nobody writes to, is shared."""
@@ -82,7 +97,6 @@ class StageLoop(Loop):
         return dataclasses.replace(self, ctx=again, batch=batch)
 
     def given(self, step: int) -> dict[str, Any]:
-        """Arguments of the scheduler's step beside the output and the latents."""
         return {"timestep": self.ctx.timesteps[step], **self.ctx.extra_step_kwargs, "return_dict": False}
 
     def check(self) -> None:
@@ -134,49 +148,31 @@ def _twin(value: Any) -> Any:
     return value.clone_state() if isinstance(value, torch.Generator) else value
 
 
-class RequestTuner(LoopTuner):
-    """Chooses what each request of one process follows.
+def predicted_noise(
+    original: Callable[..., Any],
+    stage: Any,
+    *,
+    batch: Any,
+    timestep_index: int,
+    latents: torch.Tensor,
+    current_model: Any,
+    **kwargs: Any,
+) -> Any:
+    """The scheduler's input at one step: computed by every branch of guidance, or forecast.
 
     Args:
-        pictures: how many are measured at most, ≥ 1.
+        original: `DenoisingStage._predict_noise_with_cfg`, which combines the branches.
+        timestep_index: the step, from 0.
+        latents: that the scheduler starts this step from, shape (B, …).
+        current_model: the transformer of this step; some models have one for early and one for late steps.
+
+    Returns:
+        The guided output, of the shape of the latents.
     """
-
-    def __init__(self, pictures: int) -> None:
-        super().__init__(PlanRegistry(pictures=pictures, store=Store(), command="SGLang with omnireuse"))
-
-    def begin(self, plan: RequestPlan, loop: StageLoop) -> tuple[RequestPlan, Entry | None]:
-        """Choose the plan of a request that begins, and whether it is measured."""
-        return self.choose(plan, loop, _go_on)
-
-    def serve_measured(self, entry: Entry, loop: StageLoop, **kwargs: Any) -> tuple[Any, dict[str, float]]:
-        """Make a loop that is measured, and the shadows that are due after it.
-
-        Returns:
-            The loop's result, and figures for the response.
-        """
-        again, run = loop.twin(), loop.recording()
-
-        def proceed() -> Any:
-            loop.batch.extra[KEY] = Driven(run, loop.given)
-            try:
-                result = loop.make(**kwargs)
-                run.arrived(loop.ctx.latents)
-                return result
-            finally:
-                loop.batch.extra.pop(KEY, None)
-
-        result = self.measure(entry, again, run, proceed, _go_on)
-        return result, tuning_figures(False, entry.tuning)
-
-
-def _go_on(entry: Entry) -> None:
-    entry.go_on(LoopShadows(_made_again))
-
-
-def _made_again(loop: StageLoop, run: Beside) -> Pausing[torch.Tensor]:
-    loop.batch.extra[KEY] = Driven(run, loop.given)
-    with unchanged_random_states():
-        loop.make(collect_trajectory=False)
-    yield
-    latents: torch.Tensor = loop.ctx.latents
-    return latents
+    kwargs |= {"batch": batch, "timestep_index": timestep_index, "latents": latents, "current_model": current_model}
+    drive = batch.extra.get(KEY)
+    if drive is None:
+        return original(stage, **kwargs)
+    # Another expert makes another output: those of the one before it are of another kind.
+    denoiser = int(current_model is not getattr(stage, "transformer", current_model))
+    return drive(lambda: original(stage, **kwargs), timestep_index, latents, denoiser)
