@@ -42,7 +42,7 @@ class Beside(Stepper):
 
     Attributes:
         computed: calls of the model that were made, by the branches of guidance that the host sees.
-        latents: a copy of the final ones; None before the last step is done.
+        latents: a copy of the final ones; None before the last step is done, and from hosts that do not tell them.
     """
 
     def __init__(self, full: FullRun, first_reused: int, inner: Stepper) -> None:
@@ -87,7 +87,7 @@ class Beside(Stepper):
 
     def arrived(self, latents: torch.Tensor | None) -> None:
         self._inner.arrived(latents)
-        if latents is not None and self._step + 2 == len(self._full.path.latents):
+        if latents is not None and self._full.ends_with(self._step):
             self.latents = latents.detach().clone()
 
 
@@ -125,7 +125,7 @@ class Led(Stepper):
 
 
 class Arrived(Stepper):
-    """Computes nothing, and ends in the latents of the full run: the values of its outputs are not used."""
+    """Computes nothing, and ends in the latents of the full run, whatever its outputs."""
 
     def __init__(self, full: FullRun) -> None:
         self._full, self._step = full, 0
@@ -141,7 +141,7 @@ class Arrived(Stepper):
         return found
 
     def arrived(self, latents: torch.Tensor | None) -> None:
-        if latents is not None and self._step + 2 == len(self._full.path.latents):
+        if latents is not None and self._full.ends_with(self._step):
             latents.copy_(self._full.final)
 
 
