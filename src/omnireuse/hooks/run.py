@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -231,26 +231,22 @@ class Layout(NamedTuple):
 
     def changes_to(self, other: Layout) -> str:
         """What differs in `other`, in words."""
-        return ", ".join(self._changes_to(other)) or "nothing"
-
-    def _changes_to(self, other: Layout) -> Iterator[str]:
-        if self.denoiser != other.denoiser:
-            yield "the denoiser"
+        found = ["the denoiser"] if self.denoiser != other.denoiser else []
         before = {name: what for name, *what in self.arguments}
         after = {name: what for name, *what in other.arguments}
         for name in sorted(before.keys() | after.keys()):
             old, new = before.get(name), after.get(name)
             if old is None or new is None:
-                yield f"{name} is given at some steps only"
+                found.append(f"{name} is given at some steps only")
             elif old != new:
-                shown = next((f"from {a} to {b}" for a, b in zip(old, new, strict=True) if a != b), "")
-                yield f"{name} {shown}"
+                found.append(f"{name} from {next(f'{a} to {b}' for a, b in zip(old, new, strict=True) if a != b)}")
         if self.scales != other.scales:
-            yield "the scales of adapters"
+            found.append("the scales of adapters")
         if self.controls != other.controls:
-            yield "the scales of ControlNets"
+            found.append("the scales of ControlNets")
         if self.streams != other.streams and self.arguments == other.arguments:
-            yield "the shapes of what enters the blocks"
+            found.append("the shapes of what enters the blocks")
+        return ", ".join(found) or "nothing"
 
 
 @dataclass(frozen=True)

@@ -387,7 +387,9 @@ class Session:
             check_agreement(self.strategy.policy, self._agreement, asked.module)
         taken, is_watched = getattr(self.pipeline, "num_timesteps", None), self._parts.scheduler is not None
         found = loop.place(asked, is_watched=is_watched, expected=self._expected, taken=taken)
-        return self._begin(found, _shape_of(asked.args, asked.kwargs)) if isinstance(found, Begin) else found
+        if isinstance(found, Begin):
+            return self._begin(found, () if asked.latents is None else tuple(asked.latents.shape))
+        return found
 
     def _is_caller(self) -> bool:
         """True if the pipeline's own call runs, or a loop of a user's own."""
@@ -532,9 +534,3 @@ class Session:
         region = self._make_region(strategy, self._parts.denoisers, self._parts)
         run.region, run.generation.strategy = region, strategy
         return region
-
-
-def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of the latents that a denoiser is called with, its first tensor; empty if that is none."""
-    first = next((each for each in (*args[:1], *kwargs.values()) if isinstance(each, torch.Tensor)), None)
-    return () if first is None else tuple(first.shape)

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from omnireuse.base.validation import is_number
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.run import Run
-from omnireuse.hooks.timesteps import StepsByTimestep, given_timestep, is_number, timestep_of, warn_without_timestep
+from omnireuse.hooks.timesteps import StepsByTimestep, given_timestep, timestep_of, warn_without_timestep
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 
