@@ -90,7 +90,7 @@ class Handle:
             InertRuns(strategy, self._counts),
             handle=self,
             agreement=agreement,
-            follows=None if runs is None else runs.chooser,
+            chooser=None if runs is None else runs.choose,
             adapts=adapts,
         )
         if references is not None and references.plan is not None:

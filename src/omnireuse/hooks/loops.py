@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -35,12 +36,14 @@ class Loop:
     """The loop of a call of the pipeline, or all loops of a user's own in a thread.
 
     Args:
-        chooser: chooses the strategy of its runs; None for the session's strategy.
-        in_call: whether a call of the pipeline makes it.
+        chooser: chooses the strategy of its runs; None for the session's.
+        call: of the pipeline, with its arguments; None for a loop of a user's own.
     """
 
-    def __init__(self, chooser: Chooser | None = None, *, in_call: bool = False) -> None:
-        self.chooser, self.in_call = chooser, in_call
+    def __init__(
+        self, chooser: Chooser | None = None, call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = None
+    ) -> None:
+        self.chooser, self.call = chooser, call
         self.run: Run | None = None
         """Under way."""
         self.had_run = False
@@ -50,7 +53,7 @@ class Loop:
         """The cache context that the pipeline has entered."""
         self.final: torch.Tensor | None = None
         """The latents that the scheduler has returned last."""
-        self.steps, self.companions, self.guided = Steps(in_call=in_call), Companions(), Guided()
+        self.steps, self.companions, self.guided = Steps(in_call=call is not None), Companions(), Guided()
 
     def place(self, asked: Asked, *, is_watched: bool, expected: int | None, taken: object) -> Run | Begin | None:
         """The run that a denoiser call belongs to, moved on to its step, or the run that begins with it; None for a
@@ -60,7 +63,7 @@ class Loop:
         """
         steps, run = self.steps, self.run
         if run is not None and steps.scheduler is None:
-            if not self.in_call and steps.is_foreign(run, asked):
+            if self.call is None and steps.is_foreign(run, asked):
                 return None
             if run.is_stepped:
                 return run

@@ -46,12 +46,16 @@ class RunStart:
         levels: noise level of each step; empty if unknown.
         scheduler: the pipeline's scheduler, with its timesteps; None if nobody watches one.
         shape: of the denoiser's latents, with the batch; empty if they are not one tensor.
+        call: of the pipeline, with its arguments; None in a loop that no call of it makes.
+        strategy: of runs that nobody chooses another one for; None if there is none.
     """
 
     total: int | None
     levels: Sequence[NoiseLevel]
     scheduler: Any
     shape: tuple[int, ...]
+    call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = None
+    strategy: Strategy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -35,17 +35,13 @@ from omnireuse.loop.strategy import Strategy
 if TYPE_CHECKING:
     from omnireuse.hooks.inert import InertRuns
 
-__all__ = ["Around", "Follower", "Session", "session_of"]
+__all__ = ["Around", "Session", "session_of"]
 
 logger = logging.getLogger("omnireuse")
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 """A function that makes one call of the pipeline by `Session.call`, with something before or after it:
 `around(proceed, args, kwargs)`, where `proceed` is the pipeline's own call."""
-
-Follower = Callable[[Strategy, "tuple[Any, Sequence[Any], Mapping[str, Any]] | None"], Chooser]
-"""A function that makes the chooser of runs in a call, from the session's strategy, the pipeline and the arguments of
-the call; the latter are None in a loop that does not call it. `profiles.guidance.CalibratedRuns.chooser` is one."""
 
 MOST_CALLS_A_STEP = 64
 """Far more than any guidance needs: a step with more calls is one whose end is not known."""
@@ -75,12 +71,12 @@ class Session:
         counts: the hook that takes every event.
         inert: looks at each run at its end.
         handle: the user's.
-        follows: chooses the strategy of each run; None if `strategy` serves any.
+        chooser: as the attribute.
         adapts: go on in region "call" if region "step" meets a denoiser that returns several kinds of latents.
 
     Attributes:
         strategy: of runs that no chooser chooses another one for.
-        outside: chooses the strategy of runs that no call of the pipeline makes; None for `strategy`.
+        chooser: chooses what runs follow whose call has no chooser of its own; None for `strategy`.
         calls_outside: denoiser calls that belonged to no run and were passed on.
         hooks: take every event, in order.
         tuner: measures its calls; None if nothing is tuned.
@@ -100,7 +96,7 @@ class Session:
         *,
         handle: Any = None,
         agreement: Agreement | None = None,
-        follows: Follower | None = None,
+        chooser: Chooser | None = None,
         adapts: bool = False,
     ) -> None:
         self._pipeline = self._hold(pipeline)
@@ -110,8 +106,7 @@ class Session:
         self.tuner: Any = None
         self._expected: int | None = None
         """Number of steps of the next run, if no scheduler tells it."""
-        self.outside: Chooser | None = None if follows is None else lambda start: follows(self.strategy, None)(start)
-        self._make_region, self._follows, self._adapts = make_region, follows, adapts
+        self._make_region, self.chooser, self._adapts = make_region, chooser, adapts
         self._agreement, self._numbers, self._said = agreement or Agreement(), itertools.count(1), set[str]()
         self._parts, self._loops = Parts(self._handlers), Loops()
         self._region: Region | None = None
@@ -155,14 +150,9 @@ class Session:
         """True within a call of the pipeline by this thread."""
         return bool(self._loops.calls)
 
-    def surround(self, around: Around, outside: Chooser | None = None) -> Around:
-        """Make the pipeline's calls by `around` from now on; return the function that has made them until now.
-
-        Args:
-            outside: chooses the strategy of runs that no call of the pipeline makes; None leaves that as it is.
-        """
+    def surround(self, around: Around) -> Around:
+        """Make the pipeline's calls by `around` from now on; return the function that has made them until now."""
         before, self._around = self._around or self.call, around
-        self.outside = outside or self.outside
         return before
 
     def _hold(self, pipeline: Any) -> Callable[[], Any]:
@@ -239,12 +229,10 @@ class Session:
         kwargs: Mapping[str, Any],
         chooser: Chooser | None = None,
     ) -> Any:
-        """One call of the pipeline, whose runs follow the chooser's strategy; None for the session's strategy."""
+        """One call of the pipeline, whose runs follow what the chooser chooses; None for the session's chooser."""
         self._refresh()
         pipeline, outside = self.pipeline, self.calls_outside
-        if chooser is None and self._follows is not None:
-            chooser = self._follows(self.strategy, (pipeline, args, kwargs))
-        loop, loops = Loop(chooser, in_call=True), self._loops
+        loop, loops = Loop(chooser, (pipeline, args, kwargs)), self._loops
         loop.steps.announce()
         loops.calls.append(loop)
         try:
@@ -323,7 +311,7 @@ class Session:
         latents = previous_sample(result)
         if region.stepper is not None:
             region.stepper.arrived(latents)
-        if loop.in_call:
+        if loop.call is not None:
             loop.final = latents
         if moved is not None:
             logger.info("the loop goes on at another step than the one after the last: its memory is dropped")
@@ -429,8 +417,15 @@ class Session:
         if begin.ends_step and loop.run is not None:
             loop.run.next_step()
         self._report(loop.end_run(is_complete=begin.completes))
-        start = RunStart(total=begin.total, levels=begin.levels, scheduler=begin.scheduler, shape=shape)
-        chooser = loop.chooser if loop.in_call else self.outside
+        start = RunStart(
+            total=begin.total,
+            levels=begin.levels,
+            scheduler=begin.scheduler,
+            shape=shape,
+            call=loop.call,
+            strategy=self.strategy,
+        )
+        chooser = loop.chooser or self.chooser
         chosen = Chosen(strategy=self.strategy) if chooser is None else chooser(start)
         is_shadow = chosen.kind == "shadow"
         generation = self.generation(chosen.strategy, start)

@@ -131,7 +131,8 @@ class Tuner(HostTuner):
     def serve(self, session: Session) -> None:
         """Go on with another session on the same pipeline."""
         session.tuner, self._session, self._own_work.emit = self, session, session.emit
-        session.surround(self.around, self._outside)
+        session.surround(self.around)
+        session.chooser = self._untuned
 
     @property
     def profile(self) -> Profile | None:
@@ -188,12 +189,14 @@ class Tuner(HostTuner):
                 attempt.entry.is_busy = False
         return result
 
-    def _outside(self, start: RunStart) -> Chosen:
-        """The untuned default for a run that cannot be made again, because no call of the pipeline makes it."""
-        self.pass_by(
-            "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
-            "__call__ of an object with the scheduler and the denoiser"
-        )
+    def _untuned(self, start: RunStart) -> Chosen:
+        """The untuned default for a run that cannot be made again, because no call of the pipeline makes it, and for
+        calls that are not tuned."""
+        if start.call is None:
+            self.pass_by(
+                "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
+                "__call__ of an object with the scheduler and the denoiser"
+            )
         return Chosen(strategy=self._session.strategy)
 
     def _choose(self, attempt: _Attempt, start: RunStart) -> Chosen:
