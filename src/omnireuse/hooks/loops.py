@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -12,24 +12,8 @@ from omnireuse.hooks.companions import Companions
 from omnireuse.hooks.parts import Guided
 from omnireuse.hooks.run import Chooser, Run
 from omnireuse.hooks.steps import Asked, Begin, Steps
-from omnireuse.loop.events import RunEnded
 
-__all__ = ["Ended", "Loop", "Loops"]
-
-
-class Ended(NamedTuple):
-    """A run that has ended.
-
-    Attributes:
-        is_complete: whether all its steps were made.
-        broken: the step after which its latents were first not finite; None if they always were.
-        event: for the hooks.
-    """
-
-    run: Run
-    is_complete: bool
-    broken: int | None
-    event: RunEnded
+__all__ = ["Loop", "Loops"]
 
 
 class Loop:
@@ -74,32 +58,12 @@ class Loop:
             run.next_step()
         return run
 
-    def end(self, *, is_complete: bool = False) -> Ended | None:
-        """End the loop, as far as it is known; the run under way ends with it."""
+    def end(self) -> Run | None:
+        """Forget what is known of the loop; returns the run that ends with it, if one is under way."""
         self.steps.forget()
         self.guided.batch = None
-        return self.end_run(is_complete=is_complete)
-
-    def end_run(self, *, is_complete: bool) -> Ended | None:
-        """Drop the run and everything it kept; None if there is none, or nobody counts it."""
         run, self.run = self.run, None
-        if run is None:
-            return None
-        generation, kept = run.generation, run.kept_bytes if run.kind == "reuse" else 0
-        run.close()
-        if run.kind == "shadow":
-            return None
-        is_complete = is_complete or generation.finished
-        broken = run.first_broken() if is_complete else None
-        # If timesteps alone tell the steps, the last one ends when another run begins.
-        is_whole = is_complete or (not run.is_stepped and run.step >= (generation.total or 0) - 1)
-        event = RunEnded(
-            run=generation.number,
-            outcome="broken" if broken is not None else "whole" if is_whole else "aborted",
-            kept_bytes=kept,
-            companions=self.companions.take_calls(),
-        )
-        return Ended(run, is_complete, broken, event)
+        return run
 
 
 class Loops(threading.local):

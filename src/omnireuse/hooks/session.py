@@ -22,13 +22,13 @@ from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.callers import CALLERS, CallerWatch, callbacks_aside, calling, foreign_caller, is_called_by
 from omnireuse.hooks.denoisers import check_agreement, model_name, parameters_of, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept
-from omnireuse.hooks.loops import Ended, Loop, Loops
+from omnireuse.hooks.loops import Loop, Loops
 from omnireuse.hooks.parts import GUIDERS, Parts, caches_on, guider_handlers
 from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
 from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart, previous_sample
 from omnireuse.hooks.steps import Asked, Begin, StepHint
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Event, FellBack, Hook, Unlike
+from omnireuse.loop.events import Event, FellBack, Hook, RunEnded, Unlike
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 
@@ -416,7 +416,8 @@ class Session:
         loop = self.loop
         if begin.ends_step and loop.run is not None:
             loop.run.next_step()
-        self._report(loop.end_run(is_complete=begin.completes))
+        run, loop.run = loop.run, None
+        self._drop(loop, run, begin.completes)
         start = RunStart(
             total=begin.total,
             levels=begin.levels,
@@ -459,25 +460,40 @@ class Session:
 
     def _end(self, *, is_complete: bool = False) -> None:
         """Drop the run of this thread's loop and everything it kept. Idempotent."""
-        self._report(self.loop.end(is_complete=is_complete))
+        loop = self.loop
+        self._drop(loop, loop.end(), is_complete)
 
-    def _report(self, ended: Ended | None) -> None:
-        """Tell the hooks of a run that has ended.
+    def _drop(self, loop: Loop, run: Run | None, is_complete: bool) -> None:
+        """Drop everything that a run of a loop has kept, and tell the hooks of its end.
 
         Raises:
             StateError: a forecast was not finite.
         """
-        if ended is None:
+        if run is None:
             return
-        generation = ended.run.generation
+        generation, kept = run.generation, run.kept_bytes if run.kind == "reuse" else 0
+        run.close()
+        if run.kind == "shadow":
+            return
         if generation.outputs.fell_back:
             self.emit(FellBack("forecasts of the raw output"))
         for what in generation.fallbacks:
             self.emit(FellBack(what))
+        is_complete = is_complete or generation.finished
+        broken = run.first_broken() if is_complete else None
+        # If timesteps alone tell the steps, the last one ends when another run begins.
+        is_whole = is_complete or (not run.is_stepped and run.step >= (generation.total or 0) - 1)
         try:
-            self._inert.end(ended.run, ended.is_complete, ended.broken)
+            self._inert.end(run, is_complete, broken)
         finally:
-            self.emit(ended.event)
+            self.emit(
+                RunEnded(
+                    run=generation.number,
+                    outcome="broken" if broken is not None else "whole" if is_whole else "aborted",
+                    kept_bytes=kept,
+                    companions=loop.companions.take_calls(),
+                )
+            )
 
     # -- regions
 
