@@ -97,7 +97,8 @@ class Handle:
             self._emit(Unlike("lean calls keep keys of references, and the profile was measured without"))
         if tuner is not None:
             tuner(self._session)
-        self._auditor = None if auditor is None else auditor(self._session)
+        if auditor is not None:
+            auditor(self._session)
         self._untuned = Tuning(state="off", reason=untuned)
         self._enabled = True
         self._pipeline = type(pipeline).__name__
@@ -157,7 +158,6 @@ class Handle:
             self._promise,
             calls_outside=self._session.calls_outside,
             tuning=None if (tuner := self._tuner) is None else tuner.tuning,
-            audits=() if self._auditor is None else self._auditor.audits,
             references=None if self._references is None else self._references.calls,
         )
 

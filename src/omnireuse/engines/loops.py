@@ -182,8 +182,12 @@ class LoopTuner(HostTuner):
         return replace(plan, strategy=entry.strategy, name=f"{plan.name}, tuned")
 
     @contextmanager
-    def measuring(self, measured: MeasuredLoop, host: Any = None) -> Iterator[None]:
-        """The loop that is measured is made within; the shadows that are due follow it."""
+    def measuring(self, plan: RequestPlan, host: Any = None) -> Iterator[None]:
+        """The loop of a chosen plan is made within. If it is measured, the shadows that are due follow it."""
+        measured: MeasuredLoop | None = plan.measured
+        if measured is None:
+            yield
+            return
         entry = measured.entry
         try:
             yield

@@ -157,13 +157,15 @@ class Measurement(SamplerSteps):
     """Computes every step of one run, and keeps copies of what the model gives.
 
     Args:
+        plan: of a run that is measured.
         generation: of a strategy that computes every step; its events say that the run is measured.
     """
 
-    def __init__(self, measured: MeasuredLoop, generation: Generation) -> None:
-        assert isinstance(measured.loop, SamplerLoop), "it was chosen for one"
-        super().__init__(measured, measured.loop.noise.sigmas, None)
-        self.measured, self.generation, self._response_before = measured, generation, measured.loop.response
+    def __init__(self, plan: RequestPlan, generation: Generation) -> None:
+        self.measured: MeasuredLoop = plan.measured
+        assert isinstance(self.measured.loop, SamplerLoop), "it was chosen for one"
+        super().__init__(self.measured, self.measured.loop.noise.sigmas, None)
+        self.plan, self.generation, self._response_before = plan, generation, self.measured.loop.response
 
     @property
     def wrappers(self) -> Mapping[str, Wrappers]:
@@ -243,13 +245,13 @@ class SamplerTuner(LoopTuner):
         if plan.measured is None:
             return plan.strategy
         levels = plan.measured.loop.start.levels
-        return Measurement(plan.measured, Generation(FULL, levels, number=number, emit=emit))
+        return Measurement(plan, Generation(FULL, levels, number=number, emit=emit))
 
     def serve_measured(self, executor: Any, measurement: Measurement, proceed: Callable[[], Any]) -> Any:
         """Make a picture that is measured, and the shadows that are due after it."""
         guider = executor.class_obj
         options = guider.model_options
-        with self.measuring(measurement.measured, executor):
+        with self.measuring(measurement.plan, executor):
             guider.model_options = with_wrappers(options, measurement.wrappers)
             try:
                 return proceed()
