@@ -70,7 +70,8 @@ class HostTuner:
         )
         with self._registry.lock:
             self._latest, self._elsewhere = None, elsewhere
-        self.say(str(elsewhere), logging.WARNING if self._computes_all else logging.INFO)
+        is_news = self._computes_all or elsewhere.state == "failed"
+        self.say(str(elsewhere), logging.WARNING if is_news else logging.INFO)
 
 
 class _Attempt:
