@@ -99,9 +99,9 @@ class Counts:
         with self._lock:
             self._count()
             whole, every = Tally(), Tally()
+            whole.include(self._whole)
             for decisions in self._open.values():
                 whole.add(decisions)
-            whole.include(self._whole)
             for tally in (whole, self._apart):
                 every.include(tally)
             if promise is not None and promise.but is None:
