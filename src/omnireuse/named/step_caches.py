@@ -163,7 +163,8 @@ def cache_dit(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
 
 
 def easy_cache(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
-    """EasyCache on all calls of a step. `Blend` was better than holding at every threshold (`bench strategies`)."""
+    """EasyCache on all calls of a step. `Blend` was better than holding at every threshold
+    (`bench/notes/2026-11-23-strategies.md`)."""
     return Strategy(policy=EasyCache(threshold=config.easy_thresh, warmup=config.easy_warmup_steps), forecaster=Blend())
 
 

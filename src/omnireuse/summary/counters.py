@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from omnireuse.loop.events import Audit, Decision, Event, FellBack, RunEnded
+from omnireuse.loop.events import Audit, Decision, Event, FellBack, RunEnded, Unlike
 from omnireuse.summary.summary import Promise, Summary
 
 __all__ = ["Counts"]
@@ -41,7 +41,7 @@ class Counts:
         self._audits: deque[Audit] = deque(maxlen=KEPT_AUDITS)
         self._kept_bytes = 0
         self._unlike: str | None = None
-        """The first difference from the runs of a profile."""
+        """The first difference from the runs of a profile, in this request."""
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -55,12 +55,6 @@ class Counts:
         with self._lock:
             self._count()
             return tuple(self._open.get(number, ()))
-
-    def renew_promise(self) -> None:
-        """Differences from a profile count from now on."""
-        with self._lock:
-            self._count()
-            self._unlike = None
 
     def _count(self) -> None:
         while self._inbox:
@@ -77,7 +71,7 @@ class Counts:
             elif isinstance(event, Audit):
                 self._audits.append(event)
             else:
-                self._unlike = self._unlike or event.how
+                self._unlike = self._unlike or event.how if isinstance(event, Unlike) else None
 
     def _end(self, event: RunEnded) -> None:
         decisions = self._open.pop(event.run, None)

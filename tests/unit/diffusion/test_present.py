@@ -14,7 +14,7 @@ from msgspec import structs
 
 import omnireuse
 from omnireuse import Profile, Spread, Steps, Summary
-from omnireuse.loop.events import Decision, RunEnded, Unlike
+from omnireuse.loop.events import Decision, RequestBegan, RunEnded, Unlike
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.summary.counters import Counts
 from omnireuse.summary.summary import Promise
@@ -158,13 +158,13 @@ def test_a_promise_is_for_runs_like_the_profiles(
     assert Promise(tenth=43.1, expected=50.4, prompts=8, coordinates=(1.0, 0.5)).unlike(total, levels) == said
 
 
-def test_what_was_unlike_ends_a_promise_until_it_is_renewed() -> None:
+def test_what_was_unlike_ends_a_promise_until_the_next_request() -> None:
     promise, counts = Promise(tenth=43.1, expected=50.4, prompts=8, coordinates=(1.0, 0.5)), Counts()
     assert counts.summary("", promise).promise_holds
     counts.take(Unlike("it rains"))
     counts.take(Unlike("it snows"))
     assert "not promised: it rains" in str(counts.summary("", promise).promise)
-    counts.renew_promise()
+    counts.take(RequestBegan())
     assert counts.summary("", promise).promise_holds
 
 
