@@ -70,8 +70,10 @@ class Counts:
                 self._fallbacks[event.on] += 1
             elif isinstance(event, Audit):
                 self._audits.append(event)
-            else:
-                self._unlike = self._unlike or event.how if isinstance(event, Unlike) else None
+            elif isinstance(event, Unlike):
+                self._unlike = self._unlike or event.how
+            else:  # the next request's promise holds until something is unlike
+                self._unlike = None
 
     def _end(self, event: RunEnded) -> None:
         decisions = self._open.pop(event.run, None)
@@ -93,9 +95,9 @@ class Counts:
         with self._lock:
             self._count()
             whole, every = Tally(), Tally()
+            whole.include(self._whole)
             for decisions in self._open.values():
                 whole.add(decisions)
-            whole.include(self._whole)
             for tally in (whole, self._apart):
                 every.include(tally)
             if promise is not None and promise.but is None:

@@ -14,7 +14,8 @@ from msgspec import structs
 
 import omnireuse
 from omnireuse import Profile, Spread, Steps, Summary
-from omnireuse.loop.events import Decision, RunEnded
+from omnireuse.loop.events import Decision, RequestBegan, RunEnded, Unlike
+from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.summary.counters import Counts
 from omnireuse.summary.summary import Promise
 from tests import TOP
@@ -137,6 +138,34 @@ def test_what_is_promised_is_in_both_forms(promise: Promise | None, said: str) -
     for shown in (str(summary).lower(), Elements(summary._repr_html_()).text.lower()):
         assert said in shown
         assert shown.count("promised") == (promise is not None)
+
+
+@pytest.mark.parametrize(
+    ("total", "noises", "said"),
+    [
+        (2, (1.0, 0.5), None),
+        (2, (1.0, 0.5005), None),
+        (None, (), None),
+        (2, (None, None), None),
+        (3, (1.0, 0.5, 0.2), "a run has 3 steps, the profile was measured on runs of 2 steps"),
+        (2, (1.0, 0.6), "a run has other noise levels, the profile was measured on runs of 2 steps"),
+    ],
+)
+def test_a_promise_is_for_runs_like_the_profiles(
+    total: int | None, noises: tuple[float | None, ...], said: str | None
+) -> None:
+    levels = [NoiseLevel(sigma=noise, coordinate=noise or 0.0, sample_weight=noise) for noise in noises]
+    assert Promise(tenth=43.1, expected=50.4, prompts=8, coordinates=(1.0, 0.5)).unlike(total, levels) == said
+
+
+def test_what_was_unlike_ends_a_promise_until_the_next_request() -> None:
+    promise, counts = Promise(tenth=43.1, expected=50.4, prompts=8, coordinates=(1.0, 0.5)), Counts()
+    assert counts.summary("", promise).promise_holds
+    counts.take(Unlike("it rains"))
+    counts.take(Unlike("it snows"))
+    assert "not promised: it rains" in str(counts.summary("", promise).promise)
+    counts.take(RequestBegan())
+    assert counts.summary("", promise).promise_holds
 
 
 def test_runs_that_were_broken_off_are_kept_out_of_the_means(flux: Tiny) -> None:
