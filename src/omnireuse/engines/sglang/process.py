@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from omnireuse.engines.host import check_host
+from omnireuse.engines.host import check_host, warn_once
 from omnireuse.engines.loops import LoopTuner
 from omnireuse.engines.ranks import has_ranks, measures
 from omnireuse.engines.request import STRATEGY, RequestReuse, count_request
@@ -65,7 +65,6 @@ class Process:
         self._replicas = 1
         self._whole: WeakKeyDictionary[Any, WholeRequests] = WeakKeyDictionary()
         self._tuner: LoopTuner | None = None
-        self._warned: set[str] = set()
 
     @property
     def settings(self) -> ServerSettings:
@@ -189,6 +188,4 @@ class Process:
         """Count a request that asked for reuse and got none; warn once for each kind of pipeline."""
         self.not_served += 1
         name = type(pipeline).__name__
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning("omnireuse cannot serve %s, which denoises in its own loop: every step is computed", name)
+        warn_once(f"omnireuse cannot serve {name}, which denoises in its own loop: every step is computed")
