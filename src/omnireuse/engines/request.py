@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from omnireuse.engines.host import warn_once
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
 from omnireuse.errors import OmniReuseError, StateError
 from omnireuse.hooks.run import RunStart
@@ -77,7 +78,7 @@ class RequestReuse(Stepper):
         self.first, self.generation = at, None
         if self.plan.strategy is not None:
             if (caution := self.plan.strategy.policy.caution(total)) is not None:
-                _warn(caution)
+                warn_once(caution)
             levels, agreement = levels_of(scheduler, total), Agreement(self.plan.group)
             self.generation = Generation(self.plan.strategy, levels, total=total, at=at, agreement=agreement)
 
@@ -167,11 +168,6 @@ def run_start(scheduler: Any, total: int, latents: torch.Tensor) -> RunStart:
     """A run of so many steps that begins with these latents."""
     levels = levels_of(scheduler, total)
     return RunStart(total=total, levels=levels, scheduler=scheduler, shape=tuple(latents.shape))
-
-
-@functools.lru_cache(256)
-def _warn(text: str) -> None:
-    logger.warning("%s", text)
 
 
 def figures_of(name: str, promise: Promise | None, computed: int | None, reused: int) -> dict[str, Any]:
