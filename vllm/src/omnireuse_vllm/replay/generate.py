@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
+
+from msgspec.structs import replace
 
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse_vllm.replay.traces import Access
