@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -20,20 +20,19 @@ from omnireuse_vllm.vllm_manager import VllmEncoderCacheManager
 __all__ = ["Engine", "Mark"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """Something that a request did in a step.
 
     Args:
         kind: prefill or decode (tokens computed), prefix hit (tokens not computed), encode, encoder hit or load
             (images), preempt, abort, finish.
-        count: of these.
+        number: of these.
     """
 
     step: int
     request_id: str
     kind: str
-    count: int = 1
+    number: int = 1
 
 
 class Engine:
@@ -153,7 +152,7 @@ class Engine:
 
     def _mark(self, request_id: str, kind: str, count: int = 1) -> None:
         if count:
-            self.marks.append(Mark(step=self.num_steps, request_id=request_id, kind=kind, count=count))
+            self.marks.append(Mark(self.num_steps, request_id, kind, count))
             self.counts[kind] += count
 
     def _require_servable(self, request: Request) -> None:
