@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from omnireuse.base.validation import field_error
 from omnireuse.errors import ConfigError, StateError
 from omnireuse_vllm.engine.config import EngineConfig
 from omnireuse_vllm.engine.model import IMAGE_TOKEN, TinyOmniModel
@@ -56,10 +57,7 @@ class Engine:
         self.model, self.config = model, config or EngineConfig()
         for name in ("encoder_step_embeds", "encoder_cache_embeds"):
             if getattr(self.config, name) < model.num_image_embeds:
-                raise ConfigError(
-                    f"EngineConfig({name}={getattr(self.config, name)}): field must be at least "
-                    f"{model.num_image_embeds}, the embeddings of one image"
-                )
+                raise field_error(self.config, name, f"be at least {model.num_image_embeds}, as one image has")
         cache = VllmEncoderCacheManager(self.config.encoder_cache_embeds)
         self.scheduler = Scheduler(self.config, cache)
         self.runner = ModelRunner(model, self.config)
