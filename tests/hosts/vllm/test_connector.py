@@ -195,7 +195,7 @@ def test_an_aborted_request_leaves_its_read_behind(monkeypatch: pytest.MonkeyPat
     ("extra", "error", "message"),
     [
         ({"host_byte": 1}, UnknownNameError, "did you mean 'host_bytes'"),
-        ({"host_bytes": -1}, ConfigError, "field must be a number of bytes"),
+        ({"host_bytes": -1}, ConfigError, "host_bytes must be a number of bytes"),
         ({"disk": "/x", "weights": "0" * 64}, ConfigError, "stand beside disk_bytes"),
         ({"redis": "redis://x"}, ConfigError, "be a digest of the encoder's weights"),
     ],
@@ -220,5 +220,5 @@ def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
     config = make_config(ec=ec())
     config.parallel_config.distributed_executor_backend, config.parallel_config.world_size = "ray", 2
-    with pytest.raises(ConfigError, match="field must be 'mp' for several"):
+    with pytest.raises(ConfigError, match="distributed_executor_backend must be 'mp' for several"):
         ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
