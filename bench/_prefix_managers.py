@@ -26,9 +26,9 @@ def is_importable() -> bool:
 
 def managers() -> dict[str, Callable[[Any, Any], Any]]:
     """What makes each manager from a configuration and a view."""
-    from tests.hosts.vllm_omni import cpu_platform
+    from tests.hosts.operators import define_operators
 
-    cpu_platform.define_operators()
+    define_operators()
     from vllm_omni.core.prefix_cache.manager import OmniPrefixCacheManager as Theirs
 
     from omnireuse.core.prefix_cache import OmniPrefixCacheManager as Ours

@@ -11,9 +11,7 @@ import torch
 
 import omnireuse
 from omnireuse import Steps
-from tests.helpers.tiny import Tiny
-
-from .test_coexistence import flux_control, stable_diffusion_control
+from tests.helpers.tiny import Tiny, flux_control, stable_diffusion_control
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*FluxPosEmbed")  # deprecated, and used by the ControlNet of diffusers
 STEPS = (0, 2, 3, 6)
