@@ -20,6 +20,9 @@ logger = logging.getLogger("omnireuse")
 
 KEPT_EVENTS = 20_000
 CONCURRENT_RUNS = 256
+BEYOND, STRAIGHT = 0.5, 0.4
+"""Root mean square of the forecasts' errors, and mean heading, of runs in which forecasts gain little: missed by more
+than half of the output, which kept less than 0.4 of its direction (``python -m bench harm``)."""
 
 
 class Stats:
@@ -191,6 +194,7 @@ class Stats:
                 steps_by_reason=dict(every.steps_by_reason),
                 mean_error=errors / compared if compared else None,
                 worst_error=worst if compared else None,
+                is_beyond=whole.is_beyond,
                 promise=self._promise,
                 promise_holds=self._promise is None or self._promise.but is None,
                 host_seconds=every.host_seconds / calls if calls else 0.0,
@@ -228,6 +232,8 @@ class Tally:
         reasons: number of decisions for each reason, separately for computed and reused ones.
         steps_by_reason: the same in steps. A step whose calls were decided apart counts by their shares.
         errors: of the forecasts that could be compared: their number, sum and largest.
+        squares: sum of the squares of those errors.
+        headings: of the decisions that have one: their number and sum.
         host_seconds: of all decisions together.
     """
 
@@ -237,7 +243,15 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
     steps_by_reason: dict[str, float] = field(default_factory=dict)
     errors: tuple[int, float, float] = (0, 0.0, 0.0)
+    squares: float = 0.0
+    headings: tuple[int, float] = (0, 0.0)
     host_seconds: float = 0.0
+
+    @property
+    def is_beyond(self) -> bool:
+        """`Summary.is_beyond`."""
+        (compared, squares), (headed, headings) = (self.errors[0], self.squares), self.headings
+        return self.reused > 0 and squares > compared * BEYOND**2 and headings < headed * STRAIGHT
 
     def count(self, decision: Decision) -> None:
         """Add one decision, but for its step."""
@@ -248,6 +262,9 @@ class Tally:
         if decision.error is not None:
             number, total, worst = self.errors
             self.errors = number + 1, total + decision.error, max(worst, decision.error)
+            self.squares += decision.error**2
+        if decision.heading is not None:
+            self.headings = self.headings[0] + 1, self.headings[1] + decision.heading
 
     def share(self, decided: Mapping[str, int]) -> None:
         """Add a step with so many decisions of each kind."""
@@ -265,6 +282,8 @@ class Tally:
         self.host_seconds += other.host_seconds
         (number, total, worst), (more, sum_of_more, worst_of_more) = self.errors, other.errors
         self.errors = number + more, total + sum_of_more, max(worst, worst_of_more)
+        self.squares += other.squares
+        self.headings = self.headings[0] + other.headings[0], self.headings[1] + other.headings[1]
 
 
 @dataclass

@@ -16,9 +16,6 @@ from omnireuse.summary.tuning import Tuning
 
 __all__ = ["Audit", "Promise", "ReferenceCalls", "Summary", "share_of_steps", "summary_html", "summary_lines"]
 
-BEYOND = 0.5
-"""Mean error of forecasts above which plain fewer steps or holding are about as good (``python -m bench harm``)."""
-
 _REASONS = {  # "together", of branches that follow the first one's decision, is the policy's
     "policy": "as the policy chose",
     "first": "at the first step",
@@ -135,6 +132,9 @@ class Summary:
         mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
             computed and used; None if none could be compared. Not the error of the result.
         worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
+        is_beyond: whether fewer plain steps, or the last value reused, are probably as good as the forecasts: they
+            missed by more than half of the output (root mean square), and its changes from one computed step to the
+            next kept less than 0.4 of their direction (mean cosine). False if that was not measured.
         promise: what the profile says of the plan's quality; None without a profile.
         promise_holds: whether the promise still holds: the pipeline and all runs so far were like those that it was
             measured on.
@@ -164,6 +164,7 @@ class Summary:
     steps_by_reason: dict[str, float] = field(default_factory=dict)
     mean_error: float | None = None
     worst_error: float | None = None
+    is_beyond: bool = False
     promise: Promise | None = None
     promise_holds: bool = True
     host_seconds: float = 0.0
@@ -178,11 +179,6 @@ class Summary:
     audits: tuple[Audit, ...] = ()
     tuning: Tuning | None = None
     references: ReferenceCalls | None = None
-
-    @property
-    def is_beyond(self) -> bool:
-        """True if forecasts missed so much that fewer plain steps, or the last value reused, are as good or better."""
-        return self.step_ratio > 1 and self.mean_error is not None and self.mean_error > BEYOND
 
     def __str__(self) -> str:
         """A few lines for a person; the second is a strip of the steps of the latest run."""
