@@ -42,6 +42,9 @@ def export_pipeline(
         parts: the pipeline's models by name; None for a part that is left out.
     """
     target.mkdir(parents=True, exist_ok=True)
+    # Models of the repository share equal parts by links; what is written here is this model's alone.
+    for shared in (path for path in (*target.glob("*"), *target.glob("*/*")) if path.is_symlink()):
+        shared.unlink()
     pipeline = new(scheduler=scheduler or new_scheduler(), **write_tokenizers(target, tokenizers), **parts)
     pipeline.to(torch.float16)
     pipeline.save_pretrained(target)

@@ -19,7 +19,7 @@ from omnireuse.arguments.choices import (
 )
 from omnireuse.arguments.targets import strategy_for, strategy_of
 from omnireuse.arguments.tune import check_tune, why_untuned
-from omnireuse.errors import WrongTypeError
+from omnireuse.base.validation import kind_error
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, forward_group
 from omnireuse.loop.agreement import Agreement
@@ -202,7 +202,7 @@ def enable(
 
 def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
     if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
-        raise WrongTypeError(f"enable(group={group!r:.60}): group must be a torch.distributed process group")
+        raise kind_error("enable", "group", "be a torch.distributed process group", group)
     return Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
 
 

@@ -14,13 +14,13 @@ from omnireuse.hooks.inert import InertRuns
 from omnireuse.hooks.run import RegionFactory
 from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Decision
+from omnireuse.loop.events import Decision, Event, Unlike
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
 from omnireuse.references import ReferenceAxis
-from omnireuse.summary.counters import Stats
+from omnireuse.summary.counters import Counts
 from omnireuse.summary.summary import Promise, Summary, summary_html
 from omnireuse.summary.tuning import Tuning
 
@@ -80,25 +80,25 @@ class Handle:
                 "enabled; call omnireuse.disable(pipeline) first"
             )
         self.name: str = name
-        self._stats = Stats(name, promise)
-        said = set() if promise is None or promise.but is None else {promise.but}
-        self._references = references
-        if references is not None and references.plan is not None:
-            self._stats.withdraw("lean calls keep keys of references, and the profile was measured without")
+        self._counts, self._promise, self._references = Counts(), promise, references
         make = region or make_region
+        runs = None if like is None or promise is None else CalibratedRuns(like, promise, name, self._emit)
         self._session = Session(
             pipeline,
             strategy,
             make if references is None else references.around(make),
-            self._stats,
-            InertRuns(strategy, self._stats),
+            self._counts.take,
+            InertRuns(strategy, self._counts),
             handle=self,
             agreement=agreement,
-            follows=None if like is None else CalibratedRuns(like, self._stats, name, said).chooser,
+            follows=None if runs is None else runs.chooser,
             adapts=adapts,
         )
+        if references is not None and references.plan is not None:
+            self._emit(Unlike("lean calls keep keys of references, and the profile was measured without"))
         self._tuner = None if tuner is None else tuner(self._session)
-        self._auditor = None if auditor is None else auditor(self._session)
+        if auditor is not None:
+            auditor(self._session)
         self._untuned = Tuning(state="off", reason=untuned)
         self._enabled = True
         self._pipeline = type(pipeline).__name__
@@ -126,19 +126,33 @@ class Handle:
     @property
     def events(self) -> tuple[Decision, ...]:
         """The decisions of all runs so far, oldest first; the latest 20,000 are kept."""
-        return self._stats.events
+        return self._counts.decisions
 
     def subscribe(self, observer: Callable[[Decision], None]) -> Callable[[], None]:
         """Call `observer` with every decision from now on. The returned function ends it."""
-        return self._stats.subscribe(observer)
+
+        def hook(event: Event) -> None:
+            if isinstance(event, Decision):
+                observer(event)
+
+        session = self._session
+        session.hooks = (*session.hooks, hook)
+
+        def unsubscribe() -> None:
+            session.hooks = tuple(each for each in session.hooks if each is not hook)
+
+        return unsubscribe
+
+    def _emit(self, event: Event) -> None:
+        self._session.emit(event)
 
     def summary(self) -> Summary:
         """What was computed and what was reused so far. `print` shows a short text; a notebook shows figures."""
-        return self._stats.summary(
-            kept_bytes=self._session.peak_kept_bytes,
+        return self._counts.summary(
+            self.name,
+            self._promise,
             calls_outside=self._session.calls_outside,
             tuning=None if self._tuner is None else self._tuner.tuning,
-            audits=() if self._auditor is None else self._auditor.audits,
             references=None if self._references is None else self._references.calls,
         )
 
@@ -199,7 +213,7 @@ class Handle:
     def renew_promise(self) -> None:
         """Judge a profile's promise by the runs from now on: an engine whose requests have nothing to do with each
         other does this before each of them."""
-        self._stats.renew()
+        self._counts.renew_promise()
 
     def suspend(self) -> Tuner | None:
         """Disable reuse, and return what tuning has measured, for `resume`; None if the handle does not tune."""

@@ -13,7 +13,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import Blend, EasyCache, ErrorControl, Spread, Strategy
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
-from omnireuse.engines.vllm_omni.waves import Waves
+from omnireuse.engines.waves import Waves
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation
 
@@ -80,7 +80,7 @@ class Engine:
         plan: what a request follows; by default what its name of a plan says.
         smooth: whether the transformer follows a smooth field, so that errors stay as small as forecasts leave them.
         device: that the latents are on; None for the host.
-        after: what follows each wave.
+        tuner: of its requests.
     """
 
     def __init__(
@@ -89,11 +89,11 @@ class Engine:
         *,
         smooth: bool = False,
         device: torch.device | None = None,
-        after: Callable[[], None] = lambda: None,
+        tuner: Any = None,
     ) -> None:
         self.rows: list[int] = []
         self.smooth, self.device = smooth, device
-        self.waves = Waves(self.denoise, list, plan or (lambda state: PLANS[state.plan]), after)
+        self.waves = Waves(self.denoise, list, plan or (lambda state: PLANS[state.plan]), tuner)
         self.fails = False
 
     def denoise(self, batch: Sequence[State], *, states: Sequence[State], **_: Any) -> torch.Tensor:

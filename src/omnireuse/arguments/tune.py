@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
 
-from omnireuse.base.validation import is_number, kind_of
-from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.base.environment import switched_on
+from omnireuse.base.validation import field_error, is_number, kind_error
 
 __all__ = ["PICTURES", "TURN_OFF", "check_audit", "check_tune", "is_off_by_environment", "why_untuned"]
 
@@ -18,8 +17,6 @@ SWITCH = "OMNIREUSE_TUNE"
 """Environment variable that turns tuning off for a process."""
 TURN_OFF = f"off: tune=False, {SWITCH}=0"
 """How a user turns tuning off."""
-_OFF, _ON = ("0", "false", "no", "off"), ("1", "true", "yes", "on")
-_said: set[str] = set()
 
 
 def check_tune(tune: object) -> int:
@@ -34,12 +31,9 @@ def check_tune(tune: object) -> int:
     if tune is False:
         return 0
     if not isinstance(tune, int):
-        raise WrongTypeError(
-            f"enable(tune={tune!r:.60}): tune must be True, False or how many pictures are measured at most, got "
-            f"{kind_of(tune)}"
-        )
+        raise kind_error("enable", "tune", "be True, False or how many pictures are measured at most", tune)
     if tune < 1:
-        raise ConfigError(f"enable(tune={tune}): tune must be at least 1 picture, got {tune}; tune=False measures none")
+        raise field_error("enable", "tune", "be at least 1 picture", tune, do="tune=False measures none")
     return tune
 
 
@@ -51,27 +45,15 @@ def check_audit(audit: object) -> None:
         ConfigError: outside of 0…1.
     """
     if not is_number(audit):
-        raise WrongTypeError(f"enable(audit={audit!r:.60}): audit must be a share from 0 to 1, got {kind_of(audit)}")
+        raise kind_error("enable", "audit", "be a share from 0 to 1", audit)
     assert isinstance(audit, (int, float))
     if not 0 <= audit <= 1:
-        raise ConfigError(f"enable(audit={audit!r}): audit must be from 0 to 1, got {audit!r}; 0.01 is one call in 100")
+        raise field_error("enable", "audit", "be from 0 to 1", audit, do="0.01 is one call in 100")
 
 
 def is_off_by_environment() -> bool:
     """Whether the environment turns tuning off. Other text than yes and no is reported, and changes nothing."""
-    given = os.environ.get(SWITCH)
-    text = (given or "").strip().lower()
-    if text in _OFF:
-        return True
-    if given is not None and text not in _ON and given not in _said:
-        _said.add(given)
-        logger.warning(
-            "%s=%r is not understood, and pipelines are tuned: it must be one of %s",
-            SWITCH,
-            given,
-            ", ".join((*_OFF, *_ON)),
-        )
-    return False
+    return not switched_on(SWITCH, otherwise=True)
 
 
 def why_untuned(tune: object, region: str) -> str:

@@ -1,33 +1,5 @@
-"""Configuration of diffusion caches, as engines pass it (`omnireuse.named.options`)."""
+"""Configuration of diffusion caches, as engines pass it."""
 
-from omnireuse.named.options import (
-    CacheDiTOptions,
-    Coefficients,
-    DBCacheOptions,
-    DiffusionCacheConfig,
-    EasyCacheOptions,
-    ErrorControlOptions,
-    MagCacheOptions,
-    OmniDiffusionConfig,
-    Ratios,
-    SeaCacheOptions,
-    StepCountOptions,
-    TaylorSeerOptions,
-    TeaCacheOptions,
-)
+from omnireuse.named.options import DiffusionCacheConfig, OmniDiffusionConfig
 
-__all__ = [
-    "CacheDiTOptions",
-    "Coefficients",
-    "DBCacheOptions",
-    "DiffusionCacheConfig",
-    "EasyCacheOptions",
-    "ErrorControlOptions",
-    "MagCacheOptions",
-    "OmniDiffusionConfig",
-    "Ratios",
-    "SeaCacheOptions",
-    "StepCountOptions",
-    "TaylorSeerOptions",
-    "TeaCacheOptions",
-]
+__all__ = ["DiffusionCacheConfig", "OmniDiffusionConfig"]

@@ -1,23 +1,58 @@
-"""The engine around: whether reuse was tested in its release, and its log."""
+"""The engine around: whether reuse was tested in its release, the hooks into it, and its log."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from omnireuse.errors import ConfigError
 
-__all__ = ["OVERRIDE", "check_host", "is_tested", "log_through"]
+__all__ = ["OVERRIDE", "Seam", "check_host", "install", "is_tested", "log_through"]
 
 logger = logging.getLogger("omnireuse")
 
 OVERRIDE = "OMNIREUSE_UNTESTED_HOST"
 """The environment variable that lets reuse into a release that it was not tested in."""
+
+
+Seam = tuple[str, str, Callable[..., Any]]
+"""Module, function within it, and its hook, which is called with the original and the arguments."""
+
+
+def install(seams: Sequence[Seam], *, engine: str) -> list[str]:
+    """Wrap each function once, and return those that are not there. The hooks of those that are call the original."""
+    missing: list[str] = []
+    for module, path, hook in seams:
+        try:
+            owner: Any = import_module(module)
+            *outer, name = path.split(".")
+            for each in outer:
+                owner = getattr(owner, each)
+            original = getattr(owner, name)
+        except (ImportError, AttributeError) as error:
+            missing.append(f"{module}.{path} ({error})")
+            continue
+        if not getattr(original, "omnireuse", False):
+            setattr(owner, name, _hooked(original, hook))
+    if missing:
+        logger.error("omnireuse cannot get into this %s; not hooked: %s", engine, ", ".join(missing))
+    return missing
+
+
+def _hooked(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def hooked(*args: Any, **kwargs: Any) -> Any:
+        return hook(original, *args, **kwargs)
+
+    hooked.omnireuse = True  # type: ignore[attr-defined]  # the mark that makes installing idempotent
+    return hooked
 
 
 def is_tested(present: str, tested: Sequence[str]) -> bool:

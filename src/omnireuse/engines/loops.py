@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
+import msgspec
 import torch
 
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.generation import Generation
+from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
@@ -21,15 +24,14 @@ from omnireuse.policies.base import Policy
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.recording import Recording
+from omnireuse.tuning.replay import unchanged_random_states
 from omnireuse.tuning.shadows import Beside, Led
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow
 from omnireuse.tuning.tuner import HostTuner
 
-__all__ = ["Loop", "LoopShadows", "LoopTuner"]
+__all__ = ["Loop", "LoopShadows", "LoopTuner", "MeasuredLoop"]
 
 logger = logging.getLogger("omnireuse")
-
-T = TypeVar("T")
 
 
 class Loop(ABC):
@@ -56,9 +58,37 @@ class Loop(ABC):
     def configuration(self, start: RunStart) -> Configuration:
         """Loops that are like this one."""
 
-    def recording(self) -> Recording:
-        """A recording of its steps."""
-        return Recording(self.start.scheduler, self.start.total or 0)
+    @abstractmethod
+    def run(self, stepper: Stepper, host: Any) -> Pausing[torch.Tensor]:
+        """Make the loop; return its final latents. It may pause after calls of the model.
+
+        Args:
+            stepper: decides its steps.
+            host: what the engine makes its loops with.
+        """
+
+    def given(self, step: int) -> Mapping[str, Any]:
+        """Arguments of the scheduler's step beside the output and the latents."""
+        return {"return_dict": False}
+
+
+class MeasuredLoop(Recording):
+    """A recording of a loop.
+
+    Attributes:
+        entry: that it is measured for.
+        loop: a copy, as it was before its first step.
+    """
+
+    def __init__(self, entry: Entry, loop: Loop) -> None:
+        self.entry, self.loop = entry, loop.twin()
+        start = self.loop.start
+        super().__init__(start.scheduler, start.total or 0)
+
+    def use(
+        self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
+    ) -> torch.Tensor:
+        return super().use(output, latents, given or self.loop.given(len(self.steps)))
 
 
 @dataclass(frozen=True)
@@ -66,10 +96,10 @@ class LoopShadows:
     """Shadows of loops, as `Shadows`. Each call's `replay` is its `Loop`, and latents are compared.
 
     Attributes:
-        make: makes a loop whose steps are decided by the second argument; returns the final latents.
+        host: what the engine makes its loops with.
     """
 
-    make: Callable[[Any, Beside], Pausing[torch.Tensor]]
+    host: Any = None
 
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Pausing[Shadow]:
         again: Loop = call.replay.twin()
@@ -85,16 +115,19 @@ class LoopShadows:
     def announce(self, words: str) -> None:
         logger.debug("%s", words)
 
-    def _made(self, again: Loop, run: Beside) -> Pausing[Shadow]:
-        latents = yield from self.make(again, run)
-        return Shadow(run.computed, latents)
+    def _made(self, again: Loop, beside: Beside) -> Pausing[Shadow]:
+        latents = yield from again.run(beside, self.host)
+        return Shadow(beside.computed, latents)
 
 
 class LoopTuner(HostTuner):
     """Chooses what each loop of one host does. No picture fails because tuning does."""
 
-    def find(self, policy: Policy, loop: Loop) -> Entry:
+    def find(self, policy: Policy, loop: Loop, **apart: str) -> Entry:
         """The entry of a loop under the untuned default.
+
+        Args:
+            apart: what its configuration has beside that of the loop.
 
         Raises:
             NotTunableError: it has none.
@@ -102,44 +135,47 @@ class LoopTuner(HostTuner):
         try:
             loop.check()
             start = loop.start
-            return self._registry.entry_of(policy, start, lambda: loop.configuration(start))
+
+            def configuration() -> Configuration:
+                found = loop.configuration(start)
+                return msgspec.structs.replace(found, call={**found.call, **apart})
+
+            return self._registry.entry_of(policy, start, configuration)
         except NotTunableError:
             raise
         except Exception as error:
             raise NotTunableError(f"the run cannot be told from others ({type(error).__name__}: {error})") from error
 
-    def choose(
-        self,
-        plan: RequestPlan,
-        loop: Loop,
-        go_on: Callable[[Entry], object],
-        may_measure: Callable[[Entry], bool] = lambda _: True,
-    ) -> tuple[RequestPlan, Entry | None]:
-        """The plan of a loop that begins, and the entry that the loop is to be measured for, if it is.
+    def choose(self, plan: RequestPlan, loop: Loop, host: Any = None) -> RequestPlan:
+        """The plan of a loop that begins: a tuned one, the given one, or one that measures every step.
+
+        Shadows of pictures that were all measured before are made first: those that have waited.
 
         Args:
             plan: the untuned one.
-            go_on: makes shadows of pictures that were all measured before: those of one batch alone, or those that have
-                waited.
-            may_measure: whether the host can measure a loop now.
+            host: what the engine makes its loops with.
         """
         if plan.strategy is None:
-            return plan, None
+            return plan
         try:
             entry = self.find(plan.strategy.policy, loop)
         except NotTunableError as error:
             self.pass_by(error)
-            return plan, None
+            return plan
         self._latest = entry
         if entry.is_idle:
-            go_on(entry)
+            self.go_on(entry, host)
         state = entry.tuning.state
-        if entry.is_due and may_measure(entry):
-            return replace(plan, entry=entry), entry
+        if entry.is_due and self.may_measure(entry, loop, host):
+            measured = self._recording_of(entry, loop)
+            if measured is not None:
+                return replace(
+                    plan, strategy=None, name=f"{plan.name}, measured", entry=entry, tuned=False, measured=measured
+                )
         entry.made(is_full=False)
         if state == "ready":
             self.say(str(entry.tuning))
-        return self.tuned(plan, entry), None
+        return self.tuned(plan, entry)
 
     def tuned(self, plan: RequestPlan, entry: Entry) -> RequestPlan:
         """The plan that was chosen; the given one if the untuned default serves."""
@@ -150,30 +186,43 @@ class LoopTuner(HostTuner):
             return plan
         return replace(plan, strategy=entry.strategy, name=f"{plan.name}, tuned")
 
-    def measure(
-        self, entry: Entry, loop: Loop, run: Recording, proceed: Callable[[], T], go_on: Callable[[Entry], object]
-    ) -> T:
-        """Make a loop that is measured, and the shadows that are due after it.
-
-        Args:
-            loop: a copy, as it was before its first step.
-            run: keeps the values of the loop that `proceed` makes.
-            go_on: makes the shadows.
-        """
-        entry.start()
+    @contextmanager
+    def measuring(self, plan: RequestPlan, host: Any = None) -> Iterator[None]:
+        """The loop of a chosen plan is made within. If it is measured, the shadows that are due follow it."""
+        measured: MeasuredLoop | None = plan.measured
+        if measured is None:
+            yield
+            return
+        entry = measured.entry
         try:
-            result = proceed()
-            if self.learn(entry, loop, run):
-                go_on(entry)
+            yield
+            if self.learn(measured):
+                self.go_on(entry, host)
         except Exception as error:
             entry.broken_off(error)
             raise
         finally:
             entry.is_busy = False
-        return result
 
-    @staticmethod
-    def learn(entry: Entry, loop: Loop, run: Recording) -> bool:
+    def learn(self, measured: MeasuredLoop) -> bool:
         """Keep what a loop that was computed in full has shown, and tell whether trial runs are due (`Entry.learn`)."""
-        entry.made(is_full=True)
-        return entry.learn(run, loop)
+        measured.entry.made(is_full=True)
+        return measured.entry.learn(measured, measured.loop)
+
+    def may_measure(self, entry: Entry, loop: Loop, host: Any) -> bool:
+        """Whether the host can measure a loop that is due now."""
+        return True
+
+    def go_on(self, entry: Entry, host: Any) -> None:
+        """Make the shadows that are due: beside a picture that is made if the entry is busy, before one if not."""
+        with unchanged_random_states():
+            entry.go_on(LoopShadows(host))
+
+    def _recording_of(self, entry: Entry, loop: Loop) -> MeasuredLoop | None:
+        try:
+            measured = MeasuredLoop(entry, loop)
+        except Exception as error:
+            entry.end("failed", f"a loop cannot be made again: {type(error).__name__}: {error}")
+            return None
+        entry.start()
+        return measured

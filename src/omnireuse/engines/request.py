@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
 from omnireuse.errors import OmniReuseError, StateError
+from omnireuse.hooks.run import RunStart
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import NOTHING, Stepper
@@ -28,8 +30,8 @@ __all__ = [
     "count_request",
     "figures_of",
     "levels_of",
+    "run_start",
     "tuning_figures",
-    "warn_of",
 ]
 
 logger = logging.getLogger("omnireuse")
@@ -50,7 +52,7 @@ class RequestReuse(Stepper):
     Attributes:
         plan: of the request.
         name: of the request, for warnings.
-        generation: its state; None if the request computes every step.
+        generation: its state; None if the request computes every step, because it is measured or for want of reuse.
         computed, reused: steps so far.
         chunk: of a streaming request, whose chunks are denoised one after the other.
         first: the step that its generation began with.
@@ -67,22 +69,42 @@ class RequestReuse(Stepper):
     failures: int = 0
 
     def start(self, scheduler: Any, total: int, *, at: int = 0) -> None:
-        """Begin a run of so many steps, `at` one of them.
+        """Begin a run of so many steps, `at` one of them. What it cannot give is logged: once in so many words.
 
         Args:
             scheduler: of the request, with its timesteps.
         """
         self.first, self.generation = at, None
         if self.plan.strategy is not None:
+            if (caution := self.plan.strategy.policy.caution(total)) is not None:
+                _warn(caution)
             levels, agreement = levels_of(scheduler, total), Agreement(self.plan.group)
             self.generation = Generation(self.plan.strategy, levels, total=total, at=at, agreement=agreement)
 
+    @contextmanager
+    def running(self, scheduler: Any, total: int) -> Iterator[None]:
+        """The run of a request is made within, from its first step on; its state ends with it."""
+        try:
+            self.start(scheduler, total)
+        except Exception as error:  # of reuse: the request goes on
+            self.give_up("the start of a run", error)
+        try:
+            yield
+        finally:
+            if self.generation is not None:
+                self.generation.finish()
+
+    def arrived(self, latents: torch.Tensor | None) -> None:
+        if self._stepper is not None:
+            self._stepper.arrived(latents)
+
     def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
         """Whether the model is called at this step, which the engine counts."""
-        if self.generation is None:
+        stepper = self._stepper
+        if stepper is None:
             return True
         try:
-            return self.generation.computes(step - self.first, latents, denoiser=denoiser)
+            return stepper.computes(step - self.first, latents, denoiser=denoiser)
         except Exception as error:  # of reuse: the request goes on
             self.give_up("the decision on a step", error)
             return True
@@ -91,17 +113,21 @@ class RequestReuse(Stepper):
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
     ) -> torch.Tensor | None:
         """The solver's input. None if a forecast has failed; the output itself if learning from it has failed."""
-        used = output
+        used, stepper = output, self._stepper
         try:
-            if self.generation is not None:
-                if output is not None and not isinstance(output, torch.Tensor):
+            if stepper is not None:
+                if stepper is self.generation and output is not None and not isinstance(output, torch.Tensor):
                     raise StateError(f"the model predicts {type(output).__name__} and not one tensor")
-                used = self.generation.use(output, latents)
+                used = stepper.use(output, latents, given)
         except Exception as error:  # of reuse: the request goes on
             self.give_up("a forecast" if output is None else "learning from a computed step", error)
         self.computed += output is not None
         self.reused += output is None and used is not None
         return used
+
+    @property
+    def _stepper(self) -> Stepper | None:
+        return self.generation if self.plan.measured is None else self.plan.measured
 
     def give_up(self, doing: str, error: BaseException) -> None:
         """Compute every further step, with a warning: something of this request has failed."""
@@ -137,11 +163,10 @@ def levels_of(scheduler: Any, total: int) -> Sequence[NoiseLevel]:
     return noise_levels(scheduler)[begin:] if 0 < known == begin + total else ()
 
 
-def warn_of(plan: RequestPlan, total: int) -> None:
-    """Log what a request asks for and a run of so many steps cannot give: once in so many words."""
-    caution = None if plan.strategy is None else plan.strategy.policy.caution(total)
-    if caution is not None:
-        _warn(caution)
+def run_start(scheduler: Any, total: int, latents: torch.Tensor) -> RunStart:
+    """A run of so many steps that begins with these latents."""
+    levels = levels_of(scheduler, total)
+    return RunStart(total=total, levels=levels, scheduler=scheduler, shape=tuple(latents.shape))
 
 
 @functools.lru_cache(256)

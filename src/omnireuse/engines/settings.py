@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -22,8 +24,12 @@ from omnireuse.policies.spread import nearest
 from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import TARGETS, Target
 from omnireuse.summary.summary import Promise
+from omnireuse.tuning.registry import PlanRegistry
+from omnireuse.tuning.store import Store
 
-__all__ = ["KEY", "OFF", "RequestPlan", "RequestSettings", "ServerSettings"]
+__all__ = ["KEY", "OFF", "RequestPlan", "RequestSettings", "ServerSettings", "options_in"]
+
+logger = logging.getLogger("omnireuse")
 
 KEY = "omnireuse"
 """Name of a request's settings among its extra arguments, and of the backend if an engine names one."""
@@ -52,7 +58,7 @@ class RequestPlan:
         group: the ranks that decide together; None if each decides alone.
         entry: what tuning knows of requests like this one (`Entry`); None if they are not tuned.
         tuned: whether tuning was finished when the request began.
-        measured: takes each output of a request that is measured by `note(state, output)`; None if none is.
+        measured: records a loop that is measured (`MeasuredLoop`); None if it is not.
     """
 
     strategy: Strategy | None
@@ -111,6 +117,23 @@ class RequestSettings:
         return cls(target=Target.of(KEY, **given))
 
 
+def options_in(text: str | None, *, place: str) -> dict[str, Any]:
+    """The options of a server in an environment variable: "on" for the default, a JSON object, or nothing or "off" for
+    a server in which only those requests reuse that ask for it."""
+    word = (text or "off").strip()
+    if word in ("on", "off"):
+        return {"default": word}
+    try:
+        options = json.loads(word)
+    except ValueError:
+        options = None
+    if not isinstance(options, dict):
+        raise ConfigError(
+            f'{place}={word!r:.60}: the variable must be "on", "off" or a JSON object such as {{"speedup": 2}}'
+        )
+    return options
+
+
 class ServerSettings:
     """The settings of a server: a target, a profile, a named cache with its options, or none for the default.
 
@@ -146,12 +169,25 @@ class ServerSettings:
         wanted = RequestSettings.of(extras)
         return RequestSettings(off=True) if self.default == "off" and (extras or {}).get(KEY) is None else wanted
 
-    def check_limits(self, request: RequestSettings, *, steps: int | None) -> None:
-        """Refuse what the operator does not allow, and what a run of so many steps cannot give.
+    def admit(
+        self, extras: Mapping[str, Any] | None, *, steps: int | None, region: str | None = None
+    ) -> tuple[RequestSettings, RequestPlan]:
+        """A request's settings, and the plan of its target, made without the pipeline, which may be in another process;
+        `OFF` if it has no target of its own.
 
         Args:
+            extras: its extra arguments.
             steps: its number of steps; None if it names none.
+            region: as of `plan`.
+
+        Raises:
+            ConfigError: the operator does not allow them, a run of so many steps cannot give it, or nothing reaches it.
         """
+        wanted = self.wanted(extras)
+        self._check_request(wanted, steps)
+        return wanted, self.plan(wanted, None, region=region) if wanted.target else OFF
+
+    def _check_request(self, request: RequestSettings, steps: int | None) -> None:
         name, value = request.target.name, request.target.value
         if not name:
             return
@@ -174,10 +210,14 @@ class ServerSettings:
         if steps is not None:
             _refuse_unreachable(name, value, steps)
 
-    @property
-    def pictures(self) -> int:
-        """How many pictures are measured at most; 0 if nothing is tuned."""
-        return 0 if is_off_by_environment() else check_tune(self.tune)
+    def registry(self, command: str) -> PlanRegistry | None:
+        """A registry of tuned plans for requests that follow the server's own settings; None if nothing is tuned.
+
+        Args:
+            command: what makes the plans, for their files.
+        """
+        pictures = 0 if is_off_by_environment() else check_tune(self.tune)
+        return PlanRegistry(pictures=pictures, store=Store(), command=command) if pictures else None
 
     def _check_tune(self) -> None:
         check_tune(self.tune)
@@ -240,6 +280,16 @@ class ServerSettings:
         if self._profile is None and given is not None:
             self._profile = given if isinstance(given, Profile) else Profile.from_pretrained(given)
         return self._profile
+
+    def announce(self, pipeline: Any, plan: str, *, asked_in: str) -> None:
+        """Say once whom the server serves.
+
+        Args:
+            plan: name of the server's own.
+            asked_in: where a request asks for reuse.
+        """
+        whom = f" for requests that ask for it in {asked_in}" if self.default == "off" else ""
+        logger.info("omnireuse serves %s: %s%s", type(pipeline).__name__, plan, whom)
 
     def _made(self, request: RequestSettings, pipeline: Any, region: str | None) -> RequestPlan:
         arguments, target = self.enable_arguments(request), request.target or self._target

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-
 from omnireuse.errors import StateError
 from omnireuse.hooks.run import Layout, Run
+from omnireuse.loop.events import Decision
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
-from omnireuse.summary.counters import RunRecord, Stats
+from omnireuse.summary.counters import Counts
 
 __all__ = ["Explanation", "InertRuns", "explain"]
 
@@ -61,11 +60,12 @@ MOST_BRANCHES = 4
 """More calls than that belong to more than one step."""
 
 
-def explain(strategy: Strategy, record: RunRecord) -> Explanation | None:
-    """The reason why a finished run reused nothing; None if it did, or was not to."""
-    policy, total = strategy.policy, record.total
-    if record.has_reused or not record.computed or not policy.expects_reuse:
+def explain(strategy: Strategy, run: Sequence[Decision]) -> Explanation | None:
+    """The reason why a finished run reused nothing, by its decisions; None if it did, or was not to."""
+    policy = strategy.policy
+    if not run or any(each.reused for each in run) or not policy.expects_reuse:
         return None
+    total = run[0].total
     if total is not None:
         if policy.caution(total) is not None:
             return None  # It was said when the run began.
@@ -76,15 +76,17 @@ def explain(strategy: Strategy, record: RunRecord) -> Explanation | None:
             first = f"the first {warmup.value:g} of {total} steps are computed, and so is the last"
             advice = f"give a smaller {warmup.name}, or take more steps"
             return Explanation("warm-up", f"{warmup.name} makes {first}", advice)
-    limit = policy.limit
-    if limit is not None and record.smallest is not None and record.smallest >= limit.value:
+    limit, measured = policy.limit, [each.measured for each in run if each.reason == "policy"]
+    smallest = min((each for each in measured if each is not None), default=None)
+    if limit is not None and smallest is not None and smallest >= limit.value:
         return Explanation(
             "threshold",
-            f"every step measured above {limit.name}={limit.value:g}; the smallest value was {record.smallest:.3g}",
+            f"every step measured above {limit.name}={limit.value:g}; the smallest value was {smallest:.3g}",
             f"give a {limit.name} above that to reuse, at the price of larger errors",
         )
-    guard = max(_GUARDS, key=lambda each: record.computed[each.reason])
-    if record.computed[guard.reason]:
+    reasons = Counter(each.reason for each in run)
+    guard = max(_GUARDS, key=lambda each: reasons[each.reason])
+    if reasons[guard.reason]:
         return guard
     if total is not None and policy.schedule(total) is not None:
         return _too_few_steps(total)
@@ -95,15 +97,14 @@ def explain(strategy: Strategy, record: RunRecord) -> Explanation | None:
     )
 
 
-def too_much(strategy: Strategy, record: RunRecord) -> Explanation | None:
+def too_much(strategy: Strategy, run: Sequence[Decision]) -> Explanation | None:
     """The warning for a run whose policy measures and has reused nearly all; None for others."""
-    tally, total = record.tally, record.total
-    decided = tally.computed + tally.reused
-    if total is None or total < FEW * 2 or not decided or tally.computed / decided * total > total / FEW:
+    total, share = run[0].total, sum(not each.reused for each in run) / len(run)
+    if total is None or total < FEW * 2 or share * total > total / FEW:
         return None
     return Explanation(
         "too much",
-        f"{type(strategy.policy).__name__} computed {tally.computed / decided * total:.0f} of {total} steps",
+        f"{type(strategy.policy).__name__} computed {share * total:.0f} of {total} steps",
         "pictures of so few steps are far from the full run as a rule; compare with as few plain steps, or let the "
         "policy compute more",
         what="nearly all was reused",
@@ -139,63 +140,51 @@ def _no_steps(what: str) -> Explanation:
 class InertRuns:
     """The look at the ends of a session's runs; those that reused nothing are explained, once for each reason."""
 
-    def __init__(self, strategy: Strategy, stats: Stats) -> None:
-        self._strategy, self._stats = strategy, stats
+    def __init__(self, strategy: Strategy, counts: Counts) -> None:
+        self._strategy, self._counts = strategy, counts
         self._said: set[str] = set()
         self._lock = threading.Lock()
 
-    def end(self, run: Run, is_complete: bool) -> None:
-        """Look at a run that has ended; one that was aborted is not reported.
-
-        Raises:
-            StateError: as `_check_finite`.
-        """
-        try:
-            if is_complete:
-                self._check_finite(run)
-        finally:
-            self._explain(run, is_complete)
-
-    def _check_finite(self, run: Run) -> None:
-        """Count a run apart whose latents are not finite. Cost: one read.
+    def end(self, run: Run, is_complete: bool, broken: int | None) -> None:
+        """Look at a run that is about to end; one that was aborted is not reported.
 
         A model that computes something that is not finite does so without reuse, too: that is a warning.
 
+        Args:
+            broken: the step after which its latents were first not finite; None if they always were.
+
         Raises:
-            StateError: a forecast is the first that is not finite.
+            StateError: that step was forecast.
         """
-        step, generation = _first_broken(run.magnitudes), run.generation
-        if step is None:
+        decisions = self._counts.of_run(run.generation.number)
+        if run.kind != "measured":
+            self._explain(run, decisions, is_complete)
+        if broken is None:
             return
-        self._stats.mark_broken(generation.number)
-        if any(each.run == generation.number and each.step == step and each.reused for each in self._stats.events):
+        if any(each.step == broken and each.reused for each in decisions):
             raise StateError(
-                f"the latents of this run are NaN or infinite from step {step} on, which "
-                f"{type(generation.forecaster).__name__} forecast, unless a callback changed them there; compute more "
-                "steps, or give another forecaster"
+                f"the latents of this run are NaN or infinite from step {broken} on, which "
+                f"{type(run.generation.forecaster).__name__} forecast, unless a callback changed them there; compute "
+                "more steps, or give another forecaster"
             )
         logger.warning(
             "the latents of this run are NaN or infinite from step %d on, which was computed and not forecast: see "
             "whether they are with policy='never', too, and look at the model's dtype and inputs",
-            step,
+            broken,
         )
 
-    def _explain(self, run: Run, is_complete: bool) -> None:
-        generation, last = run.generation, (run.generation.total or 0) - 1
-        # If timesteps alone tell the steps, the last one ends when another run begins.
-        is_whole = is_complete or (not run.is_stepped and generation.index >= last)
-        record = self._stats.end_run(generation.number, is_whole=is_whole)
-        explanation = None
-        if run.kind == "measured":
-            return
+    def _explain(self, run: Run, decisions: Sequence[Decision], is_complete: bool) -> None:
+        generation = run.generation
         if generation.index == 0 and run.calls >= max(generation.total or 0, MOST_BRANCHES + 1):
             self.no_step_ended(run.calls)
-        elif is_complete:
-            explanation = _NO_SCHEDULER_STEP if record is None else explain(self._strategy, record)
-            if explanation is not None and explanation.reason == "layout":
-                explanation = _of_change(explanation, generation)
-            if record is not None and generation.schedule is None:
-                explanation = explanation or too_much(self._strategy, record)
+            return
+        if not is_complete:
+            return
+        explanation = explain(self._strategy, decisions) if decisions else _NO_SCHEDULER_STEP
+        if explanation is not None and explanation.reason == "layout":
+            explanation = _of_change(explanation, generation)
+        if explanation is None and decisions and generation.schedule is None:
+            explanation = too_much(self._strategy, decisions)
         if explanation is not None:
             self._say(explanation)
 
@@ -223,12 +212,3 @@ class InertRuns:
                 return
             self._said.add(explanation.reason)
         logger.warning("%s", explanation)
-
-
-def _first_broken(magnitudes: Sequence[tuple[int, torch.Tensor]]) -> int | None:
-    """The step after which the latents were first not finite; None if they always were."""
-    if not magnitudes:
-        return None
-    device = magnitudes[0][1].device
-    values = torch.stack([value.to(device, torch.float32) for _, value in magnitudes]).tolist()
-    return next((step for (step, _), value in zip(magnitudes, values, strict=True) if not math.isfinite(value)), None)

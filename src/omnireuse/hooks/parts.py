@@ -8,16 +8,14 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from omnireuse.hooks.companions import COMPANIONS
 from omnireuse.hooks.denoisers import denoisers_of, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept, is_bypassed
-
-if TYPE_CHECKING:
-    from omnireuse.summary.counters import Stats
+from omnireuse.loop.events import FellBack, Hook, Unlike
 
 __all__ = ["GUIDERS", "Guided", "Others", "Parts", "guider_handlers"]
 
@@ -100,12 +98,12 @@ class Others:
 
     Args:
         name: of the session's pipeline.
-        stats: promises nothing any more if another cache is at work.
+        emit: takes events.
         has_reuse: whether reuse is enabled on a pipeline, too.
     """
 
-    def __init__(self, name: str, stats: Stats, has_reuse: Callable[[Any], bool]) -> None:
-        self._name, self._stats, self._has_reuse = name, stats, has_reuse
+    def __init__(self, name: str, emit: Hook, has_reuse: Callable[[Any], bool]) -> None:
+        self._name, self._emit, self._has_reuse = name, emit, has_reuse
         self._said: set[str] = set()
 
     def look_for_caches(self, denoisers: Sequence[torch.nn.Module]) -> None:
@@ -115,7 +113,7 @@ class Others:
                 continue
             model, cache = type(denoiser).__name__, type(getattr(denoiser, "_cache_config", None)).__name__
             but = f"a cache of diffusers ({cache}) is at work on {model}, too"
-            self._stats.withdraw(but)
+            self._emit(Unlike(but))
             self._say(
                 cache,
                 f"{but}: both skip work, the summary counts this library's share alone, and nothing is promised; "
@@ -134,7 +132,7 @@ class Others:
 
     def have_replaced_the_denoiser(self) -> None:
         """Warn that the denoiser was replaced during a run, for example by one in another precision."""
-        self._stats.fell_back("computing every step")
+        self._emit(FellBack("computing every step"))
         self._say(
             "replaced",
             f"the denoiser of the {self._name} was replaced in mid-run: its other steps are computed, since a forecast "

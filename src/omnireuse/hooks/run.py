@@ -141,6 +141,15 @@ class Run:
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
         return self.generation.kept_bytes + sum(tensor.nbytes for tensor in tensors)
 
+    def first_broken(self) -> int | None:
+        """The step after which the latents were first NaN or infinite; None if they never were. Cost: one read."""
+        if not self.magnitudes:
+            return None
+        device = self.magnitudes[0][1].device
+        values = torch.stack([value.to(device, torch.float32) for _, value in self.magnitudes]).tolist()
+        steps = [step for step, _ in self.magnitudes]
+        return next((step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)), None)
+
     def close(self) -> None:
         """Drop everything that was kept."""
         self.generation.finish()

@@ -28,13 +28,12 @@ from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
 from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart
 from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps, previous_sample
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Decision
+from omnireuse.loop.events import Event, FellBack, Hook, RunEnded
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 
 if TYPE_CHECKING:
     from omnireuse.hooks.inert import InertRuns
-    from omnireuse.summary.counters import Stats
 
 __all__ = ["Around", "Follower", "Session", "session_of"]
 
@@ -103,7 +102,8 @@ class Session:
 
     Args:
         make_region: makes the region of a strategy.
-        stats, inert: count, and explain runs that reuse nothing.
+        counts: the hook that takes every event.
+        inert: looks at each run at its end.
         handle: the user's.
         follows: chooses the strategy of each run; None if `strategy` serves any.
         adapts: go on in region "call" if region "step" meets a denoiser that returns several kinds of latents.
@@ -112,7 +112,7 @@ class Session:
         strategy: of runs that no chooser chooses another one for.
         outside: chooses the strategy of runs that no call of the pipeline makes; None for `strategy`.
         calls_outside: denoiser calls that belonged to no run and were passed on.
-        peak_kept_bytes: most bytes of tensors that one run held.
+        hooks: take every event, in order.
 
     Raises:
         UnsupportedModelError: a pipeline without a denoiser, or without a scheduler if the region forecasts what it
@@ -124,7 +124,7 @@ class Session:
         pipeline: Any,
         strategy: Strategy,
         make_region: RegionFactory,
-        stats: Stats,
+        counts: Hook,
         inert: InertRuns,
         *,
         handle: Any = None,
@@ -134,14 +134,14 @@ class Session:
     ) -> None:
         self._pipeline = self._hold(pipeline)
         self._name = type(pipeline).__name__
-        self.stats, self.handle, self._inert, self.strategy = stats, handle, inert, strategy
-        self.calls_outside = self.peak_kept_bytes = 0
+        self.hooks: tuple[Hook, ...] = (counts,)
+        self.handle, self._inert, self.strategy, self.calls_outside = handle, inert, strategy, 0
         self._expected: int | None = None
         """Number of steps of the next run, if no scheduler tells it."""
         self.outside: Chooser | None = None if follows is None else lambda start: follows(self.strategy, None)(start)
         self._make_region, self._follows, self._adapts = make_region, follows, adapts
         self._agreement, self._numbers, self._said = agreement or Agreement(), itertools.count(1), set[str]()
-        self._others = Others(self._name, stats, lambda pipeline: session_of(pipeline) is not None)
+        self._others = Others(self._name, self.emit, lambda pipeline: session_of(pipeline) is not None)
         self._parts, self._loops = Parts(self._handlers), _Loops()
         self._region: Region | None = None
         """The region that `_kind` names; None if nothing is intercepted."""
@@ -351,7 +351,7 @@ class Session:
             loop.final = latents
         if moved is not None:
             logger.info("the loop goes on at another step than the one after the last: its memory is dropped")
-            self.stats.fell_back("the memory of another step")
+            self.emit(FellBack("the memory of another step"))
             run = self._begin(moved, ())
         run.end_step(latents)
         if run.generation.finished:
@@ -461,7 +461,7 @@ class Session:
         is_shadow = chosen.kind == "shadow"
         generation = self.generation(chosen.strategy, start)
         if not is_shadow:
-            generation.number, generation.emit = next(self._numbers), self._decided
+            generation.number, generation.emit = next(self._numbers), self.emit
         region = chosen.region or self._region_for(chosen.strategy)
         loop.had_run, loop.run = True, Run(generation, chosen.kind, region, chosen.references)
         if not is_shadow:
@@ -474,11 +474,10 @@ class Session:
         made.outputs.said, made.samples = self._said, samples
         return made
 
-    def _decided(self, decision: Decision) -> None:
-        """Count a decision that was carried out, and show it to the observers."""
-        self.stats.inbox.append(decision)
-        for observer in self.stats.observers:
-            observer(decision)
+    def emit(self, event: Event) -> None:
+        """Hand an event to the hooks."""
+        for hook in self.hooks:
+            hook(event)
 
     def _caution(self, strategy: Strategy, generation: Generation) -> None:
         total = generation.total
@@ -499,17 +498,29 @@ class Session:
         run, loop.run = loop.run, None
         if run is None:
             return
-        if run.kind == "reuse":
-            self.peak_kept_bytes = max(self.peak_kept_bytes, run.kept_bytes)
+        generation, kept = run.generation, run.kept_bytes if run.kind == "reuse" else 0
         run.close()
         if run.kind == "shadow":
             return
-        self.stats.count_beside(loop.companions.take_calls())
-        if run.generation.outputs.fell_back:
-            self.stats.fell_back("forecasts of the raw output")
-        for what in run.generation.fallbacks:
-            self.stats.fell_back(what)
-        self._inert.end(run, is_complete or run.generation.finished)
+        if generation.outputs.fell_back:
+            self.emit(FellBack("forecasts of the raw output"))
+        for what in generation.fallbacks:
+            self.emit(FellBack(what))
+        is_complete = is_complete or generation.finished
+        broken = run.first_broken() if is_complete else None
+        # If timesteps alone tell the steps, the last one ends when another run begins.
+        is_whole = is_complete or (not run.is_stepped and generation.index >= (generation.total or 0) - 1)
+        try:
+            self._inert.end(run, is_complete, broken)
+        finally:
+            self.emit(
+                RunEnded(
+                    run=generation.number,
+                    outcome="broken" if broken is not None else "whole" if is_whole else "aborted",
+                    kept_bytes=kept,
+                    companions=loop.companions.take_calls(),
+                )
+            )
 
     # -- regions
 
@@ -550,7 +561,7 @@ class Session:
     def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
         """Go on in region "call". The run has computed its first call, and remembers nothing yet."""
         logger.warning("%s: switching to region 'call' for this pipeline", why)
-        self.stats.fell_back("region call")
+        self.emit(FellBack("region call"))
         strategy = self.strategy = replace(self.strategy, region="call", shared_cfg_decision=True)
         region = self._make_region(strategy, self._parts.denoisers, self._parts)
         run.region, run.generation.strategy = region, strategy

@@ -1,17 +1,17 @@
-"""A generation's decision (`Choice`), and its execution (`Decision`)."""
+"""What a generation decides (`Choice`), and what hosts report of runs (`Event`) to hooks that count, show or log it."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
 from omnireuse.policies.base import StepView
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Choice", "Decision"]
+__all__ = ["Audit", "Choice", "Decision", "Event", "FellBack", "Hook", "RunEnded", "Unlike"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,7 +43,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """One decision that was carried out. Counters, summaries and charts are built on these events.
+    """One decision that was carried out.
 
     Attributes:
         run: number of the run in this handle, counted from 1.
@@ -79,3 +79,67 @@ class Decision:
     error: float | None
     heading: float | None = None
     host_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunEnded:
+    """A run has ended.
+
+    Attributes:
+        run: its number, as in its decisions.
+        outcome: "aborted" if it ended before its last step, "broken" if its final latents are NaN or infinite.
+        kept_bytes: most bytes of tensors that it held.
+        companions: for models beside the denoiser, such as a ControlNet: the calls that were made, and all calls.
+    """
+
+    run: int
+    outcome: Literal["whole", "aborted", "broken"] = "whole"
+    kept_bytes: int = 0
+    companions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FellBack:
+    """Something else was done than was asked for; the log says why.
+
+    Attributes:
+        on: what was done instead.
+    """
+
+    on: str
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """The pipeline or a run is unlike those that a profile was measured on, so that its promise does not hold.
+
+    Attributes:
+        how: the difference, in words.
+    """
+
+    how: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """A call that was made again in full after its pictures were done.
+
+    Attributes:
+        call: number of the call on this handle, from 1.
+        errors: relative L1 error of the final latents of each picture.
+        tolerance: that was promised; None if none was.
+    """
+
+    call: int
+    errors: tuple[float, ...]
+    tolerance: float | None = None
+
+    @property
+    def broken(self) -> int:
+        """Pictures beyond the tolerance."""
+        return 0 if self.tolerance is None else sum(error > self.tolerance for error in self.errors)
+
+
+Event = Decision | RunEnded | FellBack | Unlike | Audit
+Hook = Callable[[Event], object]
+"""Takes events, in the thread of the run that they are of."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from omnireuse.base.validation import kind_error
 from omnireuse.errors import ConfigError, OmniReuseError, StateError, UnknownNameError, WrongTypeError
 from omnireuse.hooks.denoisers import model_name
 from omnireuse.hooks.regions.stack import StackPass
@@ -135,9 +136,9 @@ def register_extractor(transformer_type: str, fn: Extractor) -> None:
         WrongTypeError: the name is no text, or the function is not callable.
     """
     if not isinstance(transformer_type, str) or not transformer_type:
-        raise WrongTypeError(f"register_extractor: transformer_type must be a class name, got {transformer_type!r}")
+        raise kind_error("register_extractor", "transformer_type", "be a class name", transformer_type)
     if not callable(fn):
-        raise WrongTypeError(f"register_extractor({transformer_type!r}): fn must be callable, got {type(fn).__name__}")
+        raise kind_error("register_extractor", "fn", "be callable", fn)
     _EXTRACTORS[transformer_type] = fn
 
 

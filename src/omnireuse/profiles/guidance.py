@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from omnireuse.hooks.run import Chooser, Chosen
+from omnireuse.hooks.run import Chooser, Chosen, RunStart
+from omnireuse.loop.events import FellBack, Hook, Unlike
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, differences, scales_of
-from omnireuse.summary.counters import Stats
 from omnireuse.summary.summary import Promise
 
-__all__ = ["Calibrated", "CalibratedRuns", "Choice"]
+__all__ = ["DEFAULT_PLAN", "Calibrated", "CalibratedRuns", "Choice"]
 
 logger = logging.getLogger("omnireuse")
+
+DEFAULT_PLAN = "the default's plan"
+"""The name of the fallback in a summary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,15 +60,18 @@ class CalibratedRuns:
 
     Attributes:
         like: the runs of the calibration.
-        stats: promises nothing from the first run on that is unlike them; counts runs that follow another strategy.
+        promise: that holds for runs like them.
         name: of the strategy, for the log.
-        said: warnings so far.
+        emit: takes an event for each difference, and for each run that follows another strategy.
     """
 
     like: Calibrated
-    stats: Stats
+    promise: Promise
     name: str
-    said: set[str] = field(default_factory=set)
+    emit: Hook
+
+    def __post_init__(self) -> None:
+        self._said = {self.promise.but}
 
     def chooser(self, calibrated: Strategy, call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None) -> Chooser:
         """The chooser of the strategy of runs in one call.
@@ -78,33 +85,37 @@ class CalibratedRuns:
             pipeline, args, kwargs = call
             here = arguments_of(pipeline, *args, **kwargs)
 
-        def choose(_: object) -> Chosen:
-            if self.stats.is_judged:
+        def choose(start: RunStart) -> Chosen:
+            if math.isfinite(self.promise.tenth):
                 self._compare(unlike, here)
-            return Chosen(strategy=calibrated if here is None else self._by_guidance(calibrated, scales_of(here)))
+            other = None if here is None else self._other_guidance(scales_of(here))
+            strategy = calibrated if other is None else self.like.fallback
+            if other is None:
+                other = self.promise.unlike(start.total, start.levels)
+            if other is not None:
+                self._tell(other, "the default's steps")
+                self.emit(FellBack(DEFAULT_PLAN))
+            return Chosen(strategy=strategy)
 
         return choose
 
     def _compare(self, unlike: str | None, here: Mapping[str, Any] | None) -> None:
         if unlike is not None:
-            self._withdraw(unlike)
+            self._tell(unlike)
         if here is None:
-            self._withdraw("the pipeline was not called, so that the arguments of the run are not known")
+            self._tell("the pipeline was not called, so that the arguments of the run are not known")
         elif (other := differences(self.like.arguments, here)) is not None:
-            self._withdraw(f"{other}: the profile was measured with other arguments")
+            self._tell(f"{other}: the profile was measured with other arguments")
 
-    def _by_guidance(self, calibrated: Strategy, here: Mapping[str, float]) -> Strategy:
+    def _other_guidance(self, here: Mapping[str, float]) -> str | None:
         own = scales_of(self.like.arguments)
         unlike = {name: here[name] for name in own if here.get(name, own[name]) != own[name]}
-        if not unlike:
-            return calibrated
         made = ", ".join(f"{name}={now:g} in place of {own[name]:g}" for name, now in unlike.items())
-        self._withdraw(f"{made}: the profile was not calibrated for this guidance", "the default's steps")
-        self.stats.fell_back("the default's plan")
-        return self.like.fallback
+        return f"{made}: the profile was not calibrated for this guidance" if unlike else None
 
-    def _withdraw(self, why: str, goes_on_with: str = "the profile's plan") -> None:
-        self.stats.withdraw(why)
-        if why not in self.said:
-            self.said.add(why)
-            logger.warning("%s: %s; this run goes on with %s, and nothing is promised", self.name, why, goes_on_with)
+    def _tell(self, unlike: str, goes_on_with: str = "the profile's plan") -> None:
+        """Report a difference; log it once."""
+        self.emit(Unlike(unlike))
+        if unlike not in self._said:
+            self._said.add(unlike)
+            logger.warning("%s: %s; this run goes on with %s, and nothing is promised", self.name, unlike, goes_on_with)

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from omnireuse.base.records import Record, as_text, read_record, write_text
-from omnireuse.base.validation import field_error, is_number, kind_of
-from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.base.validation import field_error, is_number, kind_error
+from omnireuse.errors import ConfigError, StateError
 from omnireuse.forecasters.blend import Blend
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, read_argument
@@ -334,10 +334,7 @@ def profile_for(pipeline: Any, profile: Profile | str | os.PathLike[str], *, qua
         StateError: it belongs to another pipeline.
     """
     if not isinstance(profile, (Profile, str, os.PathLike)):
-        raise WrongTypeError(
-            f"enable(profile={profile!r:.60}): profile must be what omnireuse.calibrate returned, or its file or id, "
-            f"got {kind_of(profile)}"
-        )
+        raise kind_error("enable", "profile", "be what omnireuse.calibrate returned, or its file or id", profile)
     known = profile if isinstance(profile, Profile) else Profile.from_pretrained(profile)
     if pipeline is not None:
         known.check(pipeline, quality=quality)

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from omnireuse.base.validation import as_number, kind_of
-from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.base.validation import as_number, kind_error
+from omnireuse.errors import ConfigError
 
 __all__ = ["TARGETS", "Target"]
 
@@ -88,9 +88,7 @@ class Target:
 def _checked(place: str, name: str, value: Any) -> float:
     must, is_in_range = _MUST[name]
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise WrongTypeError(
-            f"{place}({name}={value!r:.60}): {name} must be {must}, got {kind_of(value)}{as_number(name, value)}"
-        )
+        raise kind_error(place, name, f"be {must}", value, do=as_number(name, value))
     try:
         number = float(value)
     except OverflowError:  # a whole number that no float holds

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.base.validation import kind_of
-from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.base.validation import kind_error
+from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import denoisers_of, forward_group, is_compiled_whole, parameters_of, unwrapped
 from omnireuse.hooks.interception import intercept
 from omnireuse.hooks.regions.cuts import opaque
@@ -227,7 +227,7 @@ def axis_for(
     where = f"enable(references={references!r:.60})"
     is_known = references is None or references is True or references == "host"
     if not is_known and not isinstance(references, References):
-        raise WrongTypeError(f"{where}: references must be None, True, False or 'host', got {kind_of(references)}")
+        raise kind_error("enable", "references", "be None, True, False or 'host'", references)
     hindrance = _hindrance(pipeline, region, aim)
     if references is None:
         return None if hindrance else ReferenceAxis(None)

@@ -1,323 +1,213 @@
-"""The counters of a session and their sums, built on its events."""
+"""The hook that counts: the events of a host become the figures of its summary."""
 
 from __future__ import annotations
 
-import logging
-import math
 import threading
-from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any
 
-from omnireuse.loop.events import Decision
-from omnireuse.summary.summary import Audit, Promise, ReferenceCalls, Summary
-from omnireuse.summary.tuning import Tuning
+from omnireuse.loop.events import Audit, Decision, Event, FellBack, RunEnded
+from omnireuse.summary.summary import Promise, Summary
 
-__all__ = ["RunRecord", "Stats", "Tally"]
-
-logger = logging.getLogger("omnireuse")
-
+__all__ = ["Counts"]
 
 KEPT_EVENTS = 20_000
+KEPT_AUDITS = 1000
 CONCURRENT_RUNS = 256
 BEYOND, STRAIGHT = 0.5, 0.4
-"""Root mean square of the forecasts' errors, and mean heading, of runs in which forecasts gain little: missed by more
-than half of the output, which kept less than 0.4 of its direction (``python -m bench harm``)."""
+"""`Summary.is_beyond`: least root mean square of errors, largest mean heading (``python -m bench harm``)."""
 
 
-class Stats:
-    """Counts decisions. They are put into `inbox` and counted when a figure is asked for or a run ends.
+class Counts:
+    """Counts events when a figure is asked for.
 
-    Args:
-        name: of the strategy, for the summary.
-        promise: a profile's knowledge of it.
+    Attributes:
+        take: the hook. It costs one append to a queue, in any thread.
     """
 
-    def __init__(self, name: str, promise: Promise | None = None) -> None:
-        self.inbox: deque[Decision] = deque()
-        """Takes decisions, in any thread."""
-        self.observers: tuple[Callable[[Decision], None], ...] = ()
-        """Called with every decision by whoever puts it into the inbox."""
-        self._name, self._promise, self._given = name, promise, promise
-        self._events: deque[Decision] = deque(maxlen=KEPT_EVENTS)
+    def __init__(self) -> None:
+        self._inbox: deque[Event] = deque()
+        self.take: Callable[[Event], None] = self._inbox.append
+        self._decisions: deque[Decision] = deque(maxlen=KEPT_EVENTS)
         self._lock = threading.RLock()
-        self._records: dict[int, RunRecord] = {}
-        self._ended = Tally()
-        """Counts of whole runs."""
-        self._apart = Tally()
-        """Counts of aborted and broken runs."""
-        self._fallbacks: Counter[str] = Counter()
-        self._beside: dict[str, tuple[int, int]] = {}
-        self._has_warned = False
-        self._runs = self._aborted = self._broken = 0
+        self._open: dict[int, list[Decision]] = {}
+        """The decisions of each run that has not ended."""
+        self._whole, self._apart = Tally(), Tally()
+        """Of whole runs; of aborted and broken ones."""
+        self._runs, self._fallbacks = Counter[str](), Counter[str]()
+        """Runs by their outcome; fallbacks by what was done instead."""
+        self._companions: dict[str, tuple[int, int]] = {}
+        self._audits: deque[Audit] = deque(maxlen=KEPT_AUDITS)
+        self._kept_bytes = 0
+        self._unlike: str | None = None
+        """The first difference from the runs of a profile."""
 
     @property
-    def events(self) -> tuple[Decision, ...]:
+    def decisions(self) -> tuple[Decision, ...]:
         """The latest decisions, at most 20,000."""
         with self._lock:
             self._count()
-            return tuple(self._events)
+            return tuple(self._decisions)
 
-    def subscribe(self, observer: Callable[[Decision], None]) -> Callable[[], None]:
-        """Call `observer` with every decision from now on; the function returned ends it."""
-        self.observers = (*self.observers, observer)
-
-        def unsubscribe() -> None:
-            self.observers = tuple(each for each in self.observers if each is not observer)
-
-        return unsubscribe
-
-    def end_run(self, number: int, *, is_whole: bool = True) -> RunRecord | None:
-        """The record of a run that has ended; None if nothing was decided in it. One that is not whole, or broken,
-        is counted apart."""
+    def of_run(self, number: int) -> tuple[Decision, ...]:
+        """The decisions of a run that has not ended."""
         with self._lock:
             self._count()
-            record = self._records.pop(number, None)
-            if record is not None:
-                self._settle(record, is_whole)
-            return record
+            return tuple(self._open.get(number, ()))
 
-    def _settle(self, record: RunRecord, is_whole: bool) -> None:
-        record.end_step()
-        is_apart = record.is_broken or not is_whole
-        self._runs += 1
-        self._broken += record.is_broken
-        self._aborted += not record.is_broken and not is_whole
-        (self._apart if is_apart else self._ended).add(record.tally)
-
-    def mark_broken(self, number: int) -> None:
-        """The latents of this run, which is about to end, are NaN or infinite."""
+    def renew_promise(self) -> None:
+        """Differences from a profile count from now on."""
         with self._lock:
             self._count()
-            if number in self._records:
-                self._records[number].is_broken = True
-
-    @property
-    def is_judged(self) -> bool:
-        """True if held-out prompts have shown a quality that can be promised."""
-        return self._promise is not None and math.isfinite(self._promise.tenth)
-
-    def withdraw(self, but: str) -> None:
-        """Promise nothing from now on; `but` says why. The first reason stays."""
-        with self._lock:
-            if self._promise is not None and self._promise.but is None:
-                self._promise = replace(self._promise, but=but)
-
-    def renew(self) -> None:
-        """Renew the first promise: the runs so far count no more, those from now on do."""
-        with self._lock:
-            self._count()
-            self._promise = self._given
-
-    def fell_back(self, on: str) -> None:
-        """Count a fallback, by its strategy."""
-        with self._lock:
-            self._fallbacks[on] += 1
-
-    def count_beside(self, calls: Mapping[str, tuple[int, int]]) -> None:
-        """Count calls of the denoiser's companions, by name: those made, and all."""
-        with self._lock:
-            for name, (made, every) in calls.items():
-                before = self._beside.get(name, (0, 0))
-                self._beside[name] = before[0] + made, before[1] + every
+            self._unlike = None
 
     def _count(self) -> None:
-        while self.inbox:
-            self._count_one(self.inbox.popleft())
+        while self._inbox:
+            event = self._inbox.popleft()
+            if isinstance(event, Decision):
+                self._decisions.append(event)
+                if event.run not in self._open and len(self._open) == CONCURRENT_RUNS:
+                    self._end(RunEnded(run=next(iter(self._open))))
+                self._open.setdefault(event.run, []).append(event)
+            elif isinstance(event, RunEnded):
+                self._end(event)
+            elif isinstance(event, FellBack):
+                self._fallbacks[event.on] += 1
+            elif isinstance(event, Audit):
+                self._audits.append(event)
+            else:
+                self._unlike = self._unlike or event.how
 
-    def _count_one(self, decision: Decision) -> None:
-        self._events.append(decision)
-        record = self._records.get(decision.run)
-        if record is None:
-            if len(self._records) == CONCURRENT_RUNS:
-                self._settle(self._records.pop(next(iter(self._records))), is_whole=True)
-            record = self._records[decision.run] = RunRecord(total=decision.total)
-        if record.step != decision.step:
-            record.end_step()
-            record.tally.steps += 1
-            record.step = decision.step
-        record.decided[decision_in_words(decision)] += 1
-        record.tally.count(decision)
-        if decision.reused:
-            record.has_reused = True
-        else:
-            record.computed[decision.reason] += 1
-            if decision.measured is not None and decision.reason == "policy":
-                known = decision.measured if record.smallest is None else record.smallest
-                record.smallest = min(known, decision.measured)
-        promise = self._promise
-        if promise is not None and not record.is_unlike and not promise.covers(decision):
-            record.is_unlike = True
-            self._fallbacks["the default's plan"] += 1
-            is_as_long = decision.total in (None, len(promise.coordinates))
-            differ = "other noise levels" if is_as_long else f"{decision.total} steps"
-            but = f"a run has {differ}, the profile was measured on runs of {len(promise.coordinates)} steps"
-            self.withdraw(but)
-            if not self._has_warned:
-                self._has_warned = True
-                logger.warning("%s: %s: the default's steps are computed, and nothing is promised", self._name, but)
+    def _end(self, event: RunEnded) -> None:
+        decisions = self._open.pop(event.run, None)
+        if decisions is not None:
+            self._runs[event.outcome] += 1
+            (self._whole if event.outcome == "whole" else self._apart).add(decisions)
+        self._kept_bytes = max(self._kept_bytes, event.kept_bytes)
+        for name, calls in event.companions.items():
+            made, every = self._companions.get(name, (0, 0))
+            self._companions[name] = made + calls[0], every + calls[1]
 
-    def summary(
-        self,
-        *,
-        kept_bytes: int,
-        calls_outside: int = 0,
-        audits: tuple[Audit, ...] = (),
-        tuning: Tuning | None = None,
-        references: ReferenceCalls | None = None,
-    ) -> Summary:
-        """The summary so far, with figures of others."""
+    def summary(self, name: str, promise: Promise | None = None, **of_others: Any) -> Summary:
+        """The summary so far; a run under way counts as a whole one.
+
+        Args:
+            promise: of a profile; it holds if nothing was unlike the profile.
+            of_others: further fields.
+        """
         with self._lock:
             self._count()
             whole, every = Tally(), Tally()
-            whole.add(self._ended)
-            for record in self._records.values():
-                whole.add(record.tally)
-                whole.share(record.decided)
+            for decisions in self._open.values():
+                whole.add(decisions)
+            whole.include(self._whole)
             for tally in (whole, self._apart):
-                every.add(tally)
-            runs = self._runs + len(self._records)
-            calls, ended = every.computed + every.reused, max(runs - self._aborted - self._broken, 1)
-            mean_steps = whole.steps / ended
-            computed = sum(share for words, share in whole.steps_by_reason.items() if words.startswith("computed"))
-            compared, errors, worst = whole.errors
+                every.include(tally)
+            if promise is not None and promise.but is None:
+                promise = replace(promise, but=self._unlike)
+            runs = self._runs.total() + len(self._open)
+            ended = max(runs - self._runs["aborted"] - self._runs["broken"], 1)
+            computed = sum(share for (action, _), share in whole.steps.items() if action == "computed")
+            calls = Counter[str]()
+            for (action, _), number in every.calls.items():
+                calls[action] += number
             return Summary(
-                name=self._name,
+                name=name,
                 runs=runs,
-                steps=every.steps,
-                calls=calls,
-                computed_calls=every.computed,
-                reused_calls=every.reused,
+                steps=every.num_steps,
+                computed_calls=calls["computed"],
+                reused_calls=calls["reused"],
                 computed_steps=computed / ended,
-                step_ratio=whole.steps / computed if computed else 1.0,
-                reasons=dict(every.reasons),
-                steps_by_reason=dict(every.steps_by_reason),
-                mean_error=errors / compared if compared else None,
-                worst_error=worst if compared else None,
-                is_beyond=whole.is_beyond,
-                promise=self._promise,
-                promise_holds=self._promise is None or self._promise.but is None,
-                host_seconds=every.host_seconds / calls if calls else 0.0,
-                kept_bytes=kept_bytes,
-                calls_outside=calls_outside,
+                mean_steps=whole.num_steps / ended,
+                reasons={_in_words(kind): number for kind, number in every.calls.items()},
+                steps_by_reason={_in_words(kind): share for kind, share in every.steps.items()},
+                mean_error=whole.error / whole.compared if whole.compared else None,
+                is_beyond=computed < whole.num_steps
+                and whole.squares > whole.compared * BEYOND**2
+                and whole.heading < whole.headed * STRAIGHT,
+                promise=promise,
+                host_seconds=every.host_seconds / max(calls.total(), 1),
+                kept_bytes=self._kept_bytes,
                 fallbacks=dict(self._fallbacks),
                 last_run=self._last_run(),
-                mean_steps=mean_steps,
-                aborted=self._aborted,
-                broken=self._broken,
-                beside=dict(self._beside),
-                audits=audits,
-                tuning=tuning,
-                references=references,
+                aborted=self._runs["aborted"],
+                broken=self._runs["broken"],
+                beside=dict(self._companions),
+                audits=tuple(self._audits),
+                **of_others,
             )
 
     def _last_run(self) -> tuple[float | None, ...]:
-        latest = self._events[-1].run if self._events else None
+        latest = self._decisions[-1].run if self._decisions else None
         computed: dict[int, list[bool]] = {}
-        for event in self._events:
-            if event.run == latest:
-                computed.setdefault(event.step, []).append(not event.reused)
+        for decision in self._decisions:
+            if decision.run == latest:
+                computed.setdefault(decision.step, []).append(not decision.reused)
         return tuple(
             sum(computed[step]) / len(computed[step]) if step in computed else None
             for step in range(max(computed, default=-1) + 1)
         )
 
 
+Kind = tuple[str, str]
+"""Of a decision: "computed" or "reused", and its reason."""
+
+
+def _in_words(kind: Kind) -> str:
+    return f"{kind[0]} ({kind[1]})"
+
+
 @dataclass
 class Tally:
-    """Sums over decisions.
+    """Sums over the decisions of runs.
 
     Attributes:
-        steps, computed, reused: steps with a decision, and decisions by their kind.
-        reasons: number of decisions for each reason, separately for computed and reused ones.
-        steps_by_reason: the same in steps. A step whose calls were decided apart counts by their shares.
-        errors: of the forecasts that could be compared: their number, sum and largest.
-        squares: sum of the squares of those errors.
-        headings: of the decisions that have one: their number and sum.
+        num_steps: steps with a decision.
+        calls: decisions of each kind.
+        steps: the same in steps. A step whose calls were decided apart counts by their shares.
+        compared, error, squares: forecasts that could be compared with the truth, the sum of their errors, and that of
+            the squares.
+        headed, heading: decisions with a heading, and the sum of these.
         host_seconds: of all decisions together.
     """
 
-    steps: int = 0
-    computed: int = 0
-    reused: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-    steps_by_reason: dict[str, float] = field(default_factory=dict)
-    errors: tuple[int, float, float] = (0, 0.0, 0.0)
+    num_steps: int = 0
+    calls: Counter[Kind] = field(default_factory=Counter)
+    steps: defaultdict[Kind, float] = field(default_factory=lambda: defaultdict(float))
+    compared: int = 0
+    error: float = 0.0
     squares: float = 0.0
-    headings: tuple[int, float] = (0, 0.0)
+    headed: int = 0
+    heading: float = 0.0
     host_seconds: float = 0.0
 
-    @property
-    def is_beyond(self) -> bool:
-        """`Summary.is_beyond`."""
-        (compared, squares), (headed, headings) = (self.errors[0], self.squares), self.headings
-        return self.reused > 0 and squares > compared * BEYOND**2 and headings < headed * STRAIGHT
+    def add(self, decisions: Iterable[Decision]) -> None:
+        """Add the decisions of one run, in order."""
+        for _, together in groupby(decisions, lambda each: each.step):
+            made = Counter[Kind]()
+            for each in together:
+                made["reused" if each.reused else "computed", each.reason] += 1
+                self.host_seconds += each.host_seconds
+                if each.error is not None:
+                    self.compared, self.error = self.compared + 1, self.error + each.error
+                    self.squares += each.error**2
+                if each.heading is not None:
+                    self.headed, self.heading = self.headed + 1, self.heading + each.heading
+            self.num_steps += 1
+            self.calls.update(made)
+            for kind, number in made.items():
+                self.steps[kind] += number / made.total()
 
-    def count(self, decision: Decision) -> None:
-        """Add one decision, but for its step."""
-        self.computed += not decision.reused
-        self.reused += decision.reused
-        self.reasons[decision_in_words(decision)] += 1
-        self.host_seconds += decision.host_seconds
-        if decision.error is not None:
-            number, total, worst = self.errors
-            self.errors = number + 1, total + decision.error, max(worst, decision.error)
-            self.squares += decision.error**2
-        if decision.heading is not None:
-            self.headings = self.headings[0] + 1, self.headings[1] + decision.heading
-
-    def share(self, decided: Mapping[str, int]) -> None:
-        """Add a step with so many decisions of each kind."""
-        for words, number in decided.items():
-            self.steps_by_reason[words] = self.steps_by_reason.get(words, 0.0) + number / sum(decided.values())
-
-    def add(self, other: Tally) -> None:
-        """Add another's counts."""
-        self.steps += other.steps
-        self.computed += other.computed
-        self.reused += other.reused
-        self.reasons += other.reasons
-        for words, share in other.steps_by_reason.items():
-            self.steps_by_reason[words] = self.steps_by_reason.get(words, 0.0) + share
-        self.host_seconds += other.host_seconds
-        (number, total, worst), (more, sum_of_more, worst_of_more) = self.errors, other.errors
-        self.errors = number + more, total + sum_of_more, max(worst, worst_of_more)
+    def include(self, other: Tally) -> None:
+        """Add another's sums."""
+        self.num_steps += other.num_steps
+        self.calls.update(other.calls)
+        for kind, share in other.steps.items():
+            self.steps[kind] += share
+        self.compared, self.error = self.compared + other.compared, self.error + other.error
         self.squares += other.squares
-        self.headings = self.headings[0] + other.headings[0], self.headings[1] + other.headings[1]
-
-
-@dataclass
-class RunRecord:
-    """The decisions of one run.
-
-    Attributes:
-        total: steps of the run; None if it is not known.
-        step: the latest.
-        has_reused: whether anything was reused.
-        computed: how often each reason made a call compute.
-        smallest: the smallest value that the policy compared with its threshold; None if it measured none.
-        is_broken: whether its latents ended NaN or infinite.
-        is_unlike: whether its steps or noise levels are not those of the profile.
-        decided: the decisions of the latest step, by their kind.
-        tally: of its decisions.
-    """
-
-    total: int | None = None
-    step: int = -1
-    has_reused: bool = False
-    computed: Counter[str] = field(default_factory=Counter)
-    smallest: float | None = None
-    is_broken: bool = False
-    is_unlike: bool = False
-    decided: Counter[str] = field(default_factory=Counter)
-    tally: Tally = field(default_factory=Tally)
-
-    def end_step(self) -> None:
-        """Count the latest step by its decisions."""
-        self.tally.share(self.decided)
-        self.decided.clear()
-
-
-def decision_in_words(decision: Decision) -> str:
-    """Its kind: "computed (first)"."""
-    return f"{'reused' if decision.reused else 'computed'} ({decision.reason})"
+        self.headed, self.heading = self.headed + other.headed, self.heading + other.heading
+        self.host_seconds += other.host_seconds

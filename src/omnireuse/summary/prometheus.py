@@ -109,23 +109,22 @@ class StepReuseCollector(Collector[Summarized]):
     def samples(self, source: Summarized) -> Iterator[tuple[str, tuple[str, ...], float]]:
         """The counters of ``source.summary()``."""
         summary = source.summary()
+        errors = [error for audit in summary.audits for error in audit.errors]
         values = {
             "runs_total": summary.runs,
             "steps_total": summary.steps,
             "calls_outside_total": summary.calls_outside,
             "host_seconds_total": summary.host_seconds * summary.calls,
             "step_ratio": summary.step_ratio,
+            "forecast_error": summary.mean_error,
+            "audit_error": max(errors, default=None),
+            "audited_pictures": len(errors),
+            "audits_broken": sum(audit.broken for audit in summary.audits),
             "kept_bytes": summary.kept_bytes,
         }
         for name, value in values.items():
-            yield f"{_PREFIX}_{name}", (), value
-        if summary.mean_error is not None:
-            yield f"{_PREFIX}_forecast_error", (), summary.mean_error
-        errors = [error for audit in summary.audits for error in audit.errors]
-        yield f"{_PREFIX}_audited_pictures", (), len(errors)
-        yield f"{_PREFIX}_audits_broken", (), sum(audit.broken for audit in summary.audits)
-        if errors:
-            yield f"{_PREFIX}_audit_error", (), max(errors)
+            if value is not None:
+                yield f"{_PREFIX}_{name}", (), value
         for words, count in sorted(summary.reasons.items()):
             action, reason = words.rstrip(")").split(" (", 1)
             yield f"{_PREFIX}_decisions_total", (summary.name, action, reason), count

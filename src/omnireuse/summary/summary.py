@@ -7,14 +7,18 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import count
+from typing import TYPE_CHECKING
 
 from omnireuse.base.validation import counted
-from omnireuse.loop.events import Decision
+from omnireuse.loop.events import Audit
 from omnireuse.policies.base import SAME_NOISE
-from omnireuse.summary.html import COMPUTED, FORECAST, card, step_strip
 from omnireuse.summary.tuning import Tuning
 
-__all__ = ["Audit", "Promise", "ReferenceCalls", "Summary", "share_of_steps", "summary_html", "summary_lines"]
+if TYPE_CHECKING:
+    from omnireuse.noise.parametrization import NoiseLevel
+
+__all__ = ["Promise", "ReferenceCalls", "Summary", "summary_html"]
 
 _REASONS = {  # "together", of branches that follow the first one's decision, is the policy's
     "policy": "as the policy chose",
@@ -56,11 +60,22 @@ class Promise:
         """PSNR in dB that at least nine of ten new pictures reach; −inf if nothing is promised."""
         return self.tenth if self.but is None else -math.inf
 
-    def covers(self, decision: Decision) -> bool:
-        """True if the decision belongs to a run like those."""
-        if decision.total is not None and decision.total != len(self.coordinates):
-            return False
-        return decision.noise is None or abs(decision.noise - self.coordinates[decision.step]) <= SAME_NOISE
+    def unlike(self, total: int | None, levels: Sequence[NoiseLevel]) -> str | None:
+        """How the steps of a run differ from those of these runs, in words; None if they do not.
+
+        Args:
+            total: number of its steps; None if it is not known.
+            levels: noise level of each step; empty if unknown.
+        """
+        own = len(self.coordinates)
+        pairs = zip((level.noise for level in levels), self.coordinates, strict=False)
+        if total is not None and total != own:
+            differ = f"{total} steps"
+        elif any(noise is not None and abs(noise - place) > SAME_NOISE for noise, place in pairs):
+            differ = "other noise levels"
+        else:
+            return None
+        return f"a run has {differ}, the profile was measured on runs of {own} steps"
 
     def __str__(self) -> str:
         if not self.prompts:
@@ -70,26 +85,6 @@ class Promise:
             return f"not promised: {self.but or 'too few held-out prompts'} ({mean})"
         shown = f"nine of ten reach {self.tenth:.1f} dB; {mean}"
         return f"promised: {shown}" if self.but is None else f"not promised: {self.but} (the profile: {shown})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Audit:
-    """A call that was made again in full after its pictures were done.
-
-    Attributes:
-        call: number of the call on this handle, from 1.
-        errors: relative L1 error of the final latents of each picture.
-        tolerance: that was promised; None if none was.
-    """
-
-    call: int
-    errors: tuple[float, ...]
-    tolerance: float | None = None
-
-    @property
-    def broken(self) -> int:
-        """Pictures beyond the tolerance."""
-        return 0 if self.tolerance is None else sum(error > self.tolerance for error in self.errors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,22 +117,18 @@ class Summary:
         runs: generations with at least one decision. Means and ratios leave out those that `aborted` and `broken`
             count; numbers of steps, calls and reasons do not.
         steps: denoising steps of all runs.
-        calls: decisions: one a step in region "step", one a denoiser call elsewhere.
-        computed_calls, reused_calls: how many of them were computed, and how many reused.
+        computed_calls, reused_calls: decisions by their kind: one a step in region "step", one a denoiser call
+            elsewhere.
         computed_steps: denoising steps computed in a mean run; fractions if branches decided differently.
         mean_steps: denoising steps of a mean run.
-        step_ratio: all steps divided by computed steps. It is not a ratio of times: time falls by the denoiser's share.
         reasons: number of decisions for each reason, separately for computed and reused ones.
         steps_by_reason: the same, counted in steps. Calls of a step that were decided separately count by their shares.
         mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
             computed and used; None if none could be compared. Not the error of the result.
-        worst_error: the largest of them, as a rule at an early step, where x0 is hardly known yet.
         is_beyond: whether fewer plain steps, or the last value reused, are probably as good as the forecasts: they
             missed by more than half of the output (root mean square), and its changes from one computed step to the
             next kept less than 0.4 of their direction (mean cosine). False if that was not measured.
         promise: what the profile says of the plan's quality; None without a profile.
-        promise_holds: whether the promise still holds: the pipeline and all runs so far were like those that it was
-            measured on.
         host_seconds: mean host time of a decision with its forecast.
         kept_bytes: most bytes of tensors that one run held.
         calls_outside: denoiser calls that belonged to no run and were passed on.
@@ -155,18 +146,14 @@ class Summary:
     name: str
     runs: int
     steps: int
-    calls: int
     computed_calls: int
     reused_calls: int
     computed_steps: float
-    step_ratio: float
     reasons: dict[str, int] = field(default_factory=dict)
     steps_by_reason: dict[str, float] = field(default_factory=dict)
     mean_error: float | None = None
-    worst_error: float | None = None
     is_beyond: bool = False
     promise: Promise | None = None
-    promise_holds: bool = True
     host_seconds: float = 0.0
     kept_bytes: int = 0
     calls_outside: int = 0
@@ -180,13 +167,28 @@ class Summary:
     tuning: Tuning | None = None
     references: ReferenceCalls | None = None
 
+    @property
+    def calls(self) -> int:
+        """All decisions."""
+        return self.computed_calls + self.reused_calls
+
+    @property
+    def step_ratio(self) -> float:
+        """All steps divided by computed steps. It is not a ratio of times: time falls by the denoiser's share."""
+        return self.mean_steps / self.computed_steps if self.computed_steps else 1.0
+
+    @property
+    def promise_holds(self) -> bool:
+        """False if the pipeline or a run so far was unlike those that a profile was measured on."""
+        return self.promise is None or self.promise.but is None
+
     def __str__(self) -> str:
         """A few lines for a person; the second is a strip of the steps of the latest run."""
-        first, *others = summary_lines(self)
+        first, *others = _lines(self)
         return f"{self.name}: " + "\n  ".join((first, *_strip(self.last_run), *others))
 
     def __repr__(self) -> str:
-        share = share_of_steps(self) if self.mean_steps else "no whole run"
+        share = _share_of_steps(self) if self.mean_steps else "no whole run"
         done = f"{share}, {counted(self.runs, 'run')}" if self.calls else "nothing decided yet"
         return f"<Summary of {self.name}: {done}>"
 
@@ -195,13 +197,13 @@ class Summary:
         return summary_html(self)
 
 
-def share_of_steps(summary: Summary) -> str:
+def _share_of_steps(summary: Summary) -> str:
     """The computed part of a mean run: "14 of 28 steps computed (2.00x fewer)"."""
     fewer = f"{summary.step_ratio:.2f}x fewer" if summary.step_ratio > 1 else "none reused"
     return f"{_short(summary.computed_steps)} of {_short(summary.mean_steps)} steps computed ({fewer})"
 
 
-def summary_lines(summary: Summary) -> Iterator[str]:
+def _lines(summary: Summary) -> Iterator[str]:
     """The figures, then the meaning of each."""
     outside = counted(summary.calls_outside, "denoiser call")
     fallbacks = [
@@ -221,7 +223,7 @@ def summary_lines(summary: Summary) -> Iterator[str]:
         return
     whole = summary.runs - summary.aborted - summary.broken
     if whole:
-        yield f"{share_of_steps(summary)} in {counted(whole, 'run')}{', on average' if whole > 1 else ''}"
+        yield f"{_share_of_steps(summary)} in {counted(whole, 'run')}{', on average' if whole > 1 else ''}"
     yield from apart
     for action in ("reused", "computed"):
         yield from _reasons(summary, action)
@@ -304,11 +306,35 @@ def summary_html(summary: Summary, title: str = "") -> str:
         title: what the card is headed with; the strategy's name by default.
     """
     head, *lines = [
-        f'<div style="margin-top:.2em">{escape(line[0].upper() + line[1:])}</div>' for line in summary_lines(summary)
+        f'<div style="margin-top:.2em">{escape(line[0].upper() + line[1:])}</div>' for line in _lines(summary)
     ]
-    legend = (
+    body = "".join((head, *lines, _html_strip(summary.last_run) if summary.last_run else ""))
+    return (
+        '<div style="font:13px/1.45 system-ui,sans-serif;max-width:660px;padding:.7em 1em;border-radius:8px;'
+        'border:1px solid rgba(128,128,128,.35)">'
+        f'<div style="font-weight:600">{escape(title or summary.name)}</div>{body}</div>'
+    )
+
+
+COMPUTED, FORECAST = "#0f9b87", "#8b93a1"
+"""Colours of steps."""
+
+
+def _html_strip(shares: Sequence[float | None]) -> str:
+    """A box for each step, with a legend: filled if it was computed, grey if it was forecast."""
+    label = f"{sum(bool(share) for share in shares)} of {counted(len(shares), 'step')} computed"
+    return (
         f'<div style="font-size:.9em">the steps of the latest run: <span style="color:{COMPUTED}">■</span> computed '
         f'(fainter: for some of the branches), <span style="color:{FORECAST}">■</span> forecast</div>'
+        f'<div role="img" aria-label="{label}" style="display:flex;gap:1px;height:14px;min-width:180px;'
+        f'margin-top:.3em">{"".join(map(_html_box, count(), shares))}</div>'
     )
-    strip = step_strip(summary.last_run)
-    return card(title or summary.name, "".join((head, *lines, strip and legend + strip)))
+
+
+def _html_box(step: int, share: float | None) -> str:
+    fill, opacity, what = FORECAST, 0.1, "nothing decided"
+    if share == 0:
+        opacity, what = 0.35, "forecast"
+    elif share is not None:
+        fill, opacity, what = COMPUTED, 0.25 + 0.75 * share, "computed" if share == 1 else f"{share:.0%} computed"
+    return f'<i title="step {step}: {what}" style="flex:1;background:{fill};opacity:{opacity:.2f}"></i>'

@@ -59,7 +59,7 @@ def test_a_pipeline_whose_step_is_more_than_its_output_is_refused_with_the_reaso
     with pytest.raises(
         ValueError, match=rf"a step of {name} is not known to be safe .*: {UNSAFE[name]} \(denoise_step"
     ):
-        refuse_pipeline(object.__new__(cls), place="--cache-config")
+        refuse_pipeline(object.__new__(cls))
 
 
 def test_a_subclass_with_a_step_of_its_own_is_refused(engine: Any) -> None:
@@ -69,10 +69,10 @@ def test_a_subclass_with_a_step_of_its_own_is_refused(engine: Any) -> None:
         def step_scheduler(self, *_: Any, **__: Any) -> None:
             self.extra = 1
 
-    refuse_pipeline(pipeline_of(engine), place="--cache-config")
-    refuse_pipeline(object.__new__(QwenImageDMD2Pipeline), place="--cache-config")
+    refuse_pipeline(pipeline_of(engine))
+    refuse_pipeline(object.__new__(QwenImageDMD2Pipeline))
     with pytest.raises(ValueError, match=r"OwnScheduler .* it may do more than return its output \(step_scheduler"):
-        refuse_pipeline(object.__new__(OwnScheduler), place="--cache-config")
+        refuse_pipeline(object.__new__(OwnScheduler))
 
 
 @pytest.fixture(scope="module")

@@ -90,5 +90,5 @@ def test_each_request_of_an_engine_is_promised_by_itself(
         promised.append("omnireuse_expected_psnr_db" in whole.figures())
     whole.end()
     assert promised == [False, True, False, True, False]
-    assert caplog.text.count("the default's steps are computed") == 1
+    assert caplog.text.count("a run has 2 steps") == 1
     assert caplog.text.count("the profile was not calibrated for this guidance") == 1

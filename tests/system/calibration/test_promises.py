@@ -47,7 +47,7 @@ def test_the_summary_says_what_was_promised_and_what_was_done(
     )
     assert summary.promise.expected == 40.0
     assert summary.promise_holds
-    assert 0 < summary.mean_error <= summary.worst_error
+    assert summary.mean_error > 0
     said = str(summary)
     assert "\n  promised: nine of ten reach 34.6 dB; mean 40.0 on 5 held-out prompts" in said
     assert "not promised" not in said + caplog.text

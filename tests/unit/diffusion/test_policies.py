@@ -289,7 +289,7 @@ def test_coefficients_must_be_five_finite_numbers(value: object) -> None:
         (
             Spread,
             {"min_steps": 9, "num_computed": 4},
-            "min_steps must be a whole number of at least 2, given with",
+            "min_steps must be given with speedup",
         ),
         (Steps, {"steps": (1.5,)}, "steps must be a sequence of whole numbers"),
         (Spread, {"num_computed": 4, "speedup": 2.0}, "speedup must be given, or num_computed, and not both"),

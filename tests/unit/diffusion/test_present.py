@@ -14,8 +14,8 @@ from msgspec import structs
 
 import omnireuse
 from omnireuse import Profile, Spread, Steps, Summary
-from omnireuse.loop.events import Decision
-from omnireuse.summary.counters import Stats
+from omnireuse.loop.events import Decision, RunEnded
+from omnireuse.summary.counters import Counts
 from omnireuse.summary.summary import Promise
 from tests import TOP
 from tests.helpers.tiny import Tiny
@@ -51,11 +51,11 @@ class Elements(HTMLParser):
 def summary_of(
     *reused: bool, runs: int = 1, branches: int = 1, errors: tuple[float, ...] = (), heading: float | None = None
 ) -> Summary:
-    stats = Stats("my strategy")
+    counts = Counts()
     for run in range(1, runs + 1):
         for step, each in enumerate(reused):
             for branch in range(branches):
-                stats.inbox.append(
+                counts.take(
                     Decision(
                         run=run,
                         step=step,
@@ -70,7 +70,8 @@ def summary_of(
                         host_seconds=0.001,
                     )
                 )
-    return stats.summary(kept_bytes=2**20)
+        counts.take(RunEnded(run=run, kept_bytes=2**20))
+    return counts.summary("my strategy")
 
 
 def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import omnireuse
-from omnireuse import Never, ResidualDiff, StepMask, Steps
+from omnireuse import ResidualDiff, StepMask, Steps
 from omnireuse.diffusion.cache.selector import get_cache_backend
-from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
+from omnireuse.errors import ConfigError, StateError, UnknownNameError
 from omnireuse.policies.base import StepView
 from omnireuse.policies.fixed import SCHEDULES, scm_mask
 from tests.helpers.tiny import FLUX_CALL, Tiny
@@ -56,7 +56,7 @@ def test_every_step_count_keeps_the_share_and_the_bound(name: str) -> None:
 def test_an_explicit_mask_is_taken_as_it_is(mask: list[int]) -> None:
     policy = StepMask(mask=mask)
     done = [policy.wants_reuse(None, StepView(index=i, total=len(mask))) for i in range(len(mask))]
-    assert done == [not computes for computes in mask]
+    assert done == [0 < i < len(mask) - 1 and not computes for i, computes in enumerate(mask)]
 
 
 @pytest.mark.parametrize(
@@ -65,13 +65,14 @@ def test_an_explicit_mask_is_taken_as_it_is(mask: list[int]) -> None:
         ({"mask": "fastest"}, UnknownNameError, "unknown step mask 'fastest'; did you mean 'fast'"),
         ({"mask": []}, ConfigError, "mask must be the name of a schedule, or a 0 or 1 for each step"),
         ({"mask": [1, 2]}, ConfigError, "mask must be"),
-        ({"dynamic": "tea_cache"}, WrongTypeError, "dynamic must be a policy, got str"),
-        ({"dynamic": Never}, WrongTypeError, "dynamic must be a policy, got a class"),
+        ({"mask": 3}, ConfigError, "mask must be"),
     ],
 )
 def test_bad_masks_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         StepMask(**options)
+    with pytest.raises(error, match=message):
+        ResidualDiff(**options)
 
 
 def test_a_mask_of_another_length_is_an_error_before_the_first_step(flux: Tiny) -> None:
@@ -89,8 +90,9 @@ def test_a_mask_of_another_length_is_an_error_before_the_first_step(flux: Tiny) 
 
 
 def test_an_unknown_step_count_is_an_error() -> None:
-    with pytest.raises(StateError, match="depends on the number of steps, which is not known"):
-        StepMask().wants_reuse(None, StepView(index=0))
+    for policy in (StepMask(), ResidualDiff(mask="fast")):
+        with pytest.raises(StateError, match="depends on the number of steps, which is not known"):
+            policy.wants_reuse(policy.start(), StepView(index=0))
 
 
 @pytest.mark.parametrize("region", ["step", "call", "blocks", "tail"])
@@ -110,9 +112,7 @@ def test_dynamic_reuses_where_mask_and_policy_agree(flux: Tiny) -> None:
     free = {"max_warmup_steps": 3, "max_continuous_cached_steps": -1}
     done = []
     for threshold in (1e9, 1e-9):
-        policy = StepMask(
-            mask=(1, 0, 0, 0, 1, 0, 0, 1), dynamic=ResidualDiff(residual_diff_threshold=threshold, **free)
-        )
+        policy = ResidualDiff(residual_diff_threshold=threshold, mask=(1, 0, 0, 0, 1, 0, 0, 1), **free)
         with omnireuse.enable(flux.pipe, policy=policy, region="tail") as handle:
             flux.run(steps=8, guided=False)
         done.append([event.reused for event in handle.events])
@@ -122,7 +122,7 @@ def test_dynamic_reuses_where_mask_and_policy_agree(flux: Tiny) -> None:
 
 
 def test_a_policy_under_a_mask_is_told_what_was_done() -> None:
-    policy = StepMask(mask=(1, 0, 0, 1, 0, 0), dynamic=ResidualDiff(max_warmup_steps=0, max_continuous_cached_steps=1))
+    policy = ResidualDiff(max_warmup_steps=0, max_continuous_cached_steps=1, mask=(1, 0, 0, 1, 0, 0))
     state, done = policy.start(), []
     for index in range(6):
         view = StepView(index=index, total=6, drift=0.0)

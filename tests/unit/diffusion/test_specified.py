@@ -108,7 +108,7 @@ def test_backends_take_a_plain_dict(name: str) -> None:
     assert backend.config == DiffusionCacheConfig(rel_l1_thresh=0.3, Fn_compute_blocks=2)
     with pytest.raises(UnknownNameError, match="did you mean 'rel_l1_thresh'"):
         get_cache_backend(name, {"rel_l1_tresh": 0.3})
-    with pytest.raises(WrongTypeError, match=r"config must be a DiffusionCacheConfig or a mapping, got float"):
+    with pytest.raises(WrongTypeError, match=r"config must be a DiffusionCacheConfig or a mapping, got a float"):
         get_cache_backend(name, 0.3)  # type: ignore[arg-type]  # the mistake that is tested
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omnireuse import EasyCache, handle_of
-from omnireuse.engines.settings import MOST_PLANS, RequestSettings, ServerSettings
+from omnireuse.engines.settings import MOST_PLANS, RequestSettings, ServerSettings, options_in
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 from tests.helpers.tiny import TINY
 
@@ -131,13 +131,13 @@ def test_null_is_no_setting_of_a_server(name: str) -> None:
     ],
 )
 def test_what_a_run_of_known_length_cannot_give_is_refused(given: object, steps: int, message: str | None) -> None:
-    settings, wanted = ServerSettings({}, place="--cache-config"), RequestSettings.of({"omnireuse": given})
-    settings.check_limits(wanted, steps=None)
+    settings, extras = ServerSettings({}, place="--cache-config"), {"omnireuse": given}
+    settings.admit(extras, steps=None)
     if message is None:
-        settings.check_limits(wanted, steps=steps)
+        settings.admit(extras, steps=steps)
         return
     with pytest.raises(ConfigError, match=message):
-        settings.check_limits(wanted, steps=steps)
+        settings.admit(extras, steps=steps)
 
 
 LIMITED = {"speedup": 2, "max_speedup": 4, "request_targets": ["speedup", "computed_steps"]}
@@ -156,18 +156,18 @@ LIMITED = {"speedup": 2, "max_speedup": 4, "request_targets": ["speedup", "compu
     ],
 )
 def test_an_operator_limits_what_requests_may_ask_for(given: object, steps: int | None, message: str | None) -> None:
-    settings, wanted = ServerSettings(LIMITED, place="--cache-config"), RequestSettings.of({"omnireuse": given})
+    settings, extras = ServerSettings(LIMITED, place="--cache-config"), {"omnireuse": given}
     if message is None:
-        settings.check_limits(wanted, steps=steps)
+        settings.admit(extras, steps=steps)
         return
     with pytest.raises(ConfigError, match=message):
-        settings.check_limits(wanted, steps=steps)
+        settings.admit(extras, steps=steps)
 
 
 def test_without_limits_every_valid_target_is_served() -> None:
     settings = ServerSettings({"speedup": 2}, place="--cache-config")
-    settings.check_limits(RequestSettings.of({"omnireuse": {"speedup": 1e9}}), steps=None)
-    settings.check_limits(RequestSettings.of({"omnireuse": {"computed_steps": 2}}), steps=None)
+    settings.admit({"omnireuse": {"speedup": 1e9}}, steps=None)
+    settings.admit({"omnireuse": {"computed_steps": 2}}, steps=None)
 
 
 @pytest.mark.parametrize(
@@ -183,3 +183,22 @@ def test_without_limits_every_valid_target_is_served() -> None:
 def test_limits_that_limit_nothing_are_errors(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ServerSettings(options, place="--cache-config")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (None, {"default": "off"}),
+        ("", {"default": "off"}),
+        (" on ", {"default": "on"}),
+        ('{"speedup": 3}', {"speedup": 3}),
+        ("2", None),
+        ("yes", None),
+    ],
+)
+def test_an_environment_variable_says_on_off_or_options(text: str | None, options: dict[str, object] | None) -> None:
+    if options is not None:
+        assert options_in(text, place="SERVER") == options
+        return
+    with pytest.raises(ConfigError, match=rf"SERVER='{text}': the variable must be \"on\", \"off\" or a JSON object"):
+        options_in(text, place="SERVER")

@@ -11,8 +11,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import Strategy
+from omnireuse.engines.request import RequestReuse
 from omnireuse.engines.settings import RequestPlan
-from omnireuse.engines.sglang.native import denoising_loop, predicted_noise
+from omnireuse.engines.sglang.loop import StageLoop, predicted_noise
 
 STEPS = 6
 OUTPUT = "frames", "sound"
@@ -24,17 +25,19 @@ def test_reuse_ends_with_one_warning_if_there_was_any(
 ) -> None:
     scheduler: Any = FlowMatchEulerDiscreteScheduler()
     scheduler.set_timesteps(STEPS)
-    ctx = SimpleNamespace(scheduler=scheduler, timesteps=scheduler.timesteps)
+    latents = torch.zeros(1, 4)
+    ctx = SimpleNamespace(scheduler=scheduler, timesteps=scheduler.timesteps, latents=latents, extra_step_kwargs={})
 
     def loop(stage: Any, ctx: Any, batch: Any, server_args: Any) -> list[Any]:
-        step = {"batch": batch, "latents": torch.zeros(1, 4), "current_model": None}
+        step = {"batch": batch, "latents": latents, "current_model": None}
         return [
             predicted_noise(lambda *_, **__: OUTPUT, stage, timestep_index=number, **step) for number in range(STEPS)
         ]
 
-    plan, stage, batch = RequestPlan(strategy, "plan"), SimpleNamespace(), SimpleNamespace(extra={})
+    reuse, batch = RequestReuse(RequestPlan(strategy, "plan")), SimpleNamespace(extra={})
     with caplog.at_level(logging.WARNING, logger="omnireuse"):
-        result, reuse = denoising_loop(loop, plan, stage, ctx, batch, None)
+        result = StageLoop(loop, SimpleNamespace(), ctx, batch, None).serve(reuse)
+    assert not batch.extra
     assert result == [OUTPUT] * STEPS
     assert (reuse.computed, reuse.reused, reuse.failures) == (STEPS, 0, int(strategy is not None))
     assert sum("computes every further step" in each.getMessage() for each in caplog.records) == reuse.failures

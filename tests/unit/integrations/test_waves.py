@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from omnireuse.engines.settings import KEY
-from omnireuse.engines.vllm_omni.waves import Waves
+from omnireuse.engines.waves import Waves
 from tests.helpers.waves import PLANS, Engine, State, request
 
 

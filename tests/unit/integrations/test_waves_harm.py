@@ -13,8 +13,7 @@ import pytest
 import torch
 
 from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
-from omnireuse.engines.vllm_omni.admission import Admission
-from omnireuse.engines.vllm_omni.settings import OmniSettings
+from omnireuse.engines.vllm_omni.admission import Admission, OmniSettings
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.loop.generation import Generation
 from omnireuse.noise.schedulers import noise_levels

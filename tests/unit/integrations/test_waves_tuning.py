@@ -19,7 +19,8 @@ from omnireuse import Profile, Strategy
 from omnireuse.engines.loops import LoopTuner
 from omnireuse.engines.request import RequestReuse
 from omnireuse.engines.settings import KEY, RequestPlan
-from omnireuse.engines.vllm_omni.tuning import WaveTuner
+from omnireuse.engines.vllm_omni.calls import RequestLoop
+from omnireuse.engines.waves import WaveTuner
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.registry import PlanRegistry
@@ -51,12 +52,19 @@ class Tuned:
     """An engine that tunes; keeps count of the calls that shadows make."""
 
     def __init__(self, *, pictures: int = 3) -> None:
-        self.engine = Engine(plan=lambda state: self.tuner.plan(UNTUNED, state), smooth=True, after=self.after)
-        self.tuner = WaveTuner(Pipeline(), self.denoise, pictures)
+        self.engine = Engine(plan=self.plan, smooth=True, tuner=self)
+        self.tuner = WaveTuner(PlanRegistry(pictures=pictures, store=Store(), command="a test"), self.denoise)
+        self.pipeline = Pipeline()
         self.shadows: list[int] = []
         """Calls of the model after each wave."""
         self._calls = 0
         self.breaks: Exception | None = None
+
+    def plan(self, state: State) -> RequestPlan:
+        return self.tuner.plan(UNTUNED, RequestLoop(state, self.pipeline))
+
+    def end(self, measured: Any, state: State, output: torch.Tensor) -> None:
+        self.tuner.end(measured, state, output)
 
     def denoise(self, state: State) -> torch.Tensor:
         self._calls += 1
@@ -64,7 +72,7 @@ class Tuned:
             raise self.breaks
         return self.engine.denoise([state], states=[state])
 
-    def after(self) -> None:
+    def after_wave(self) -> None:
         self._calls = 0
         self.tuner.after_wave()
         self.shadows.append(self._calls)
@@ -100,7 +108,7 @@ def untuned_of(seed: int) -> torch.Tensor:
 
 
 def is_full(state: State) -> bool:
-    return bool(state.extra[KEY].plan.measured is not None and state.extra[KEY].computed == STEPS)
+    return bool(state.extra[KEY].plan.name == "default, measured" and state.extra[KEY].computed == STEPS)
 
 
 def test_three_requests_are_computed_in_full_and_a_plan_serves_the_others() -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.base.validation import field_error, is_whole
-from omnireuse.errors import StateError, WrongTypeError
+from omnireuse.base.validation import field_error, is_whole, kind_error
+from omnireuse.errors import StateError
 from omnireuse.handle import Handle
 from omnireuse.loop.agreement import Agreement
 from omnireuse.named.options import DiffusionCacheConfig
@@ -114,10 +114,7 @@ class StepCacheBackend(CacheBackend):
         if isinstance(config, Mapping):
             config = DiffusionCacheConfig.from_dict(config)
         if not isinstance(config, DiffusionCacheConfig):
-            raise WrongTypeError(
-                f"{type(self).__name__}(config=…): config must be a DiffusionCacheConfig or a mapping, "
-                f"got {type(config).__name__}"
-            )
+            raise kind_error(self, "config", "be a DiffusionCacheConfig or a mapping", config)
         super().__init__(config)
         self.name = name or type(self).name
         self.handle: Handle | None = None

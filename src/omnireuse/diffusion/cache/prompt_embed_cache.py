@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import re
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
+from omnireuse.base.environment import from_environment, switched_on
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
 from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
 from omnireuse.prompts.entry import CACHE_MISS as _CACHE_MISS
@@ -29,8 +28,6 @@ logger = logging.getLogger("omnireuse")
 
 _SWITCH = "OMNI_DIFFUSION_PROMPT_EMBED_CACHE"
 _SIZE = "OMNI_DIFFUSION_PROMPT_EMBED_CACHE_SIZE"
-_SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
-T = TypeVar("T")
 
 
 def install_prompt_embed_cache(
@@ -140,7 +137,7 @@ def bump_epoch(pipeline: Any) -> int:
             f"bump_epoch(pipeline={type(pipeline).__name__}): no prompt-embedding cache is installed; "
             f"call install_prompt_embed_cache first"
         )
-    return found.call.bump()
+    return found.bump()
 
 
 def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int | None = None) -> tuple[bool, int]:
@@ -157,22 +154,9 @@ def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int 
         raise ConfigError(
             f"resolve_prompt_embed_cache_config(max_size={max_size}): field must be at least 1, got {max_size}"
         )
-    is_on = _from_environment(
-        _SWITCH, _SWITCHES.get, False if enable is None else enable, f"one of {', '.join(_SWITCHES)}"
-    )
-    size = _from_environment(_SIZE, _positive, 32 if max_size is None else max_size, "a positive integer")
-    return is_on, size
+    is_on = switched_on(_SWITCH, otherwise=bool(enable))
+    return is_on, from_environment(_SIZE, _positive, 32 if max_size is None else max_size, "a positive integer")
 
 
 def _positive(text: str) -> int | None:
     return int(text) if re.fullmatch(r"0*[1-9][0-9]{0,17}", text) else None
-
-
-def _from_environment(name: str, parse: Callable[[str], T | None], otherwise: T, wanted: str) -> T:
-    text = os.environ.get(name)
-    if text is None:
-        return otherwise
-    value = parse(text.strip().lower())
-    if value is None:
-        logger.warning("%s=%r is ignored: it must be %s; using %s", name, text, wanted, otherwise)
-    return otherwise if value is None else value

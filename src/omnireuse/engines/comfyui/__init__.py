@@ -5,10 +5,8 @@ Nothing here imports ComfyUI: a model comes in as an argument, with the wrappers
 
 from __future__ import annotations
 
-from omnireuse.engines.comfyui.bounds import Span
+from omnireuse.engines.comfyui.nodes import MOST, Span, plan_for, plan_of_profile, step_picture
 from omnireuse.engines.comfyui.patch import Reuse, attach, reuse_of
-from omnireuse.engines.comfyui.picture import step_picture
-from omnireuse.engines.comfyui.plans import MOST, plan_for, plan_of_profile
 from omnireuse.engines.comfyui.wrappers import check_comfyui
 
 __all__ = [

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.engines.comfyui.calls import SamplerCall
-from omnireuse.engines.comfyui.graph import content_of, sampler_name
+from omnireuse.engines.comfyui.calls import SamplerCall, content_of, sampler_name
 from omnireuse.engines.comfyui.noise import NEAR
 from omnireuse.loop.generation import Generation
 

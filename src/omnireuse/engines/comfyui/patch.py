@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import torch
 
 from omnireuse.arguments.tune import is_off_by_environment
-from omnireuse.engines.comfyui.bounds import Span
-from omnireuse.engines.comfyui.calls import SamplerCall
-from omnireuse.engines.comfyui.graph import sampler_name
-from omnireuse.engines.comfyui.measuring import Measurement
+from omnireuse.engines.comfyui.calls import SamplerCall, sampler_name
+from omnireuse.engines.comfyui.nodes import Span
 from omnireuse.engines.comfyui.parts import Part, Parts
 from omnireuse.engines.comfyui.sampling import SamplingRun, active_conditions
 from omnireuse.engines.comfyui.solver import CallSigmas
-from omnireuse.engines.comfyui.tuning import SamplerTuner
+from omnireuse.engines.comfyui.tuning import Measurement, SamplerTuner
 from omnireuse.engines.comfyui.wrappers import (
     OUTER,
     PARTS,
@@ -32,9 +29,11 @@ from omnireuse.engines.comfyui.wrappers import (
 from omnireuse.engines.settings import KEY, RequestPlan
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.hooks.inert import explain
+from omnireuse.loop.events import FellBack, RunEnded
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
-from omnireuse.summary.counters import Stats
+from omnireuse.profiles.guidance import DEFAULT_PLAN
+from omnireuse.summary.counters import Counts
 from omnireuse.summary.summary import Summary
 
 __all__ = ["Reuse", "attach", "reuse_of"]
@@ -76,8 +75,7 @@ class Reuse:
         self._begin_item()
 
     def _begin_item(self) -> None:
-        self._stats = Stats(self.plan.name, self.plan.promise)
-        self._kept_bytes = self._full_steps = 0
+        self._counts, self._full_steps = Counts(), 0
 
     def report(self) -> tuple[str, tuple[float | None, ...]]:
         """The summary in words, and the share of each step of the latest run that was computed."""
@@ -89,8 +87,8 @@ class Reuse:
 
     def summary(self) -> Summary:
         """The summary of the runs of the latest item of the queue, so far."""
-        summary = self._stats.summary(kept_bytes=self._kept_bytes)
-        return summary if self._tuner is None else replace(summary, tuning=self._tuner.tuning)
+        tuning = None if self._tuner is None else self._tuner.tuning
+        return self._counts.summary(self.plan.name, self.plan.promise, tuning=tuning)
 
     @property
     def wrappers(self) -> dict[str, Wrappers]:
@@ -122,13 +120,13 @@ class Reuse:
             untuned = "" if self._span.is_everything else "runs with start_percent or end_percent are not tuned"
             if part is not None:
                 untuned = "a sampler that makes only a part of the denoising is not tuned"
-            number, emit = next(self._numbers), self._stats.inbox.append
+            number, emit = next(self._numbers), self._counts.take
             chosen = self._tuner.begin(executor, call, number=number, emit=emit, untuned=untuned)
             if isinstance(chosen, Measurement):
                 try:
                     return self._tuner.serve_measured(executor, chosen, proceed)
                 finally:
-                    self._stats.end_run(chosen.generation.number)
+                    self._counts.take(RunEnded(run=chosen.generation.number))
                     logger.info("omnireuse (%s): %s", self.plan.name, self._tuner.tuning)
             strategy = chosen or strategy
         run = self._run(guider, strategy, call, part, before)
@@ -152,9 +150,8 @@ class Reuse:
         finally:
             guider.model_options = options
             run.finish()
-            self._kept_bytes = max(self._kept_bytes, run.kept_bytes)
             if not leaves_noise:
-                self._stats.end_run(run.generation.number)
+                self._counts.take(RunEnded(run=run.generation.number, kept_bytes=run.kept_bytes))
 
     def _run(
         self, guider: Any, strategy: Strategy, call: SamplerCall, part: Part | None, before: Generation | None
@@ -171,7 +168,7 @@ class Reuse:
                     f"omnireuse does not know the steps before these {part.own} of a denoising: another model, other "
                     "latents, another sampler, guidance or prompt made them; the first of these steps is computed"
                 )
-                self._stats.fell_back("nothing remembered of the sampler before")
+                self._counts.take(FellBack("nothing remembered of the sampler before"))
         always = self._span.to_compute(sigmas[:-1], model_sampling) | (part.to_compute if part else frozenset())
         run = SamplingRun(
             strategy,
@@ -180,15 +177,19 @@ class Reuse:
             sampler=sampler_name(call.sampler),
             call_sigmas=self._call_sigmas.known(call.sampler, own, guider.model_patcher),
             number=next(self._numbers) if before is None else before.number,
-            emit=self._stats.inbox.append,
+            emit=self._counts.take,
             always=always,
             first=part.first if part else 0,
             remembered=before,
         )
         if not run.noise.falls:
             self._warn("omnireuse computes every step of this run: its sigmas rise in between")
-            self._stats.fell_back("full runs")
+            self._counts.take(FellBack("full runs"))
             return None
+        promise = self.plan.promise
+        if promise is not None and (unlike := promise.unlike(run.generation.total, run.generation.levels)) is not None:
+            self._warn(f"{self.plan.name}: {unlike}: the default's steps are computed")
+            self._counts.take(FellBack(DEFAULT_PLAN))
         caution = strategy.policy.caution(len(run.noise.sigmas), run.generation.noises)
         if caution is not None:
             self._warn(caution)
@@ -209,7 +210,7 @@ class Reuse:
         if len(options.get(POST, [])) > own_functions:
             if not run.is_by_part:
                 self._warn("omnireuse computes every step of this sampler, which steps from a part of guidance (CFG++)")
-                self._stats.fell_back("full runs")
+                self._counts.take(FellBack("full runs"))
             run.compute_whole()
             return executor(x, timestep, options, seed)
         if run.strategy.region == "call":
@@ -242,8 +243,8 @@ class Reuse:
                 f"omnireuse knew of {steps} steps, and the sampler made {run.calls} calls of the model "
                 "that do not fit them: other steps may have been computed than were meant"
             )
-        record = self._stats.end_run(run.generation.number) if is_over and not run.is_by_part else None
-        explanation = None if record is None else explain(run.strategy, record)
+        is_explained = is_over and not run.is_by_part
+        explanation = explain(run.strategy, self._counts.of_run(run.generation.number)) if is_explained else None
         if explanation is not None:
             self._warn(str(explanation))
 

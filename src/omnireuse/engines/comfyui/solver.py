@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnireuse.engines.comfyui.graph import content_of, sampler_name
+from omnireuse.engines.comfyui.calls import content_of, sampler_name
 from omnireuse.engines.comfyui.noise import NEAR
 from omnireuse.engines.comfyui.wrappers import POST
 from omnireuse.errors import UnsupportedModelError

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
-from omnireuse.engines.request import figures_of
 from omnireuse.engines.settings import KEY
-from omnireuse.engines.sglang.native import denoising_loop, predicted_noise
+from omnireuse.engines.sglang.loop import StageLoop, predicted_noise
 from omnireuse.engines.sglang.process import FIELD, Process
-from omnireuse.engines.sglang.tuning import StageLoop
 
 __all__ = ["REUSE", "SEAMS", "register_hooks"]
 
@@ -52,16 +50,7 @@ def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server
     wanted = REUSE.wanted(batch, cache_dit=stage._cache_dit_requested_for_batch(batch))
     if wanted.off:
         return original(stage, ctx, batch, server_args, **kwargs)
-    plan, tuner, loop = REUSE.plan(wanted), REUSE.tuner(wanted), StageLoop(original, stage, ctx, batch, server_args)
-    plan, entry = (plan, None) if tuner is None else tuner.begin(plan, loop)
-    if tuner is not None and entry is not None:
-        result, figures = tuner.serve_measured(entry, loop, **kwargs)
-        REUSE.report(batch, wanted, figures_of(f"{plan.name}, measured", None, len(ctx.timesteps), 0) | figures)
-        return result
-    result, reuse = denoising_loop(original, plan, stage, ctx, batch, server_args, **kwargs)
-    if reuse.computed or reuse.reused:
-        REUSE.report(batch, wanted, reuse.figures())
-    return result
+    return REUSE.denoise(wanted, StageLoop(original, stage, ctx, batch, server_args), **kwargs)
 
 
 def _whole(original: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:

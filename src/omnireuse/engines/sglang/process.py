@@ -1,11 +1,11 @@
-"""Reuse in one process of SGLang: its permission, the requests that want it, and its results."""
+"""Reuse in one process of SGLang: its settings, the requests that want it, and its results."""
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -14,71 +14,32 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from omnireuse.engines.host import check_host
-from omnireuse.engines.request import STRATEGY, count_request
-from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings, ServerSettings
-from omnireuse.engines.sglang.tuning import RequestTuner
+from omnireuse.engines.loops import LoopTuner
+from omnireuse.engines.ranks import has_ranks, measures
+from omnireuse.engines.request import STRATEGY, RequestReuse, count_request
+from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings, ServerSettings, options_in
+from omnireuse.engines.sglang.loop import StageLoop
 from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError
 
-__all__ = ["FIELD", "TESTED", "VARIABLE", "Process", "SGLangSettings", "extras_of"]
+__all__ = ["FIELD", "TESTED", "VARIABLE", "Process"]
 
 logger = logging.getLogger("omnireuse")
 
 VARIABLE = "OMNIREUSE_SGLANG"
-"""The environment variable with the server's settings: every process of the server inherits it."""
+"""The environment variable with the server's settings (`options_in`): every process of the server inherits it."""
 
 FIELD = "diffusers_kwargs"
 """The request's field with its settings. SGLang takes it from its HTTP API, its command line and Python, hands it to
 the workers, and batches only requests in which it is equal."""
 
 
-class SGLangSettings(ServerSettings):
-    """The settings of a server.
-
-    Args:
-        text: of the environment variable: "on" for the default, a JSON object with one target of `omnireuse.enable` and
-            `profile`, or nothing or "off" for a server in which only those requests reuse that ask for it.
-
-    Attributes:
-        is_set: whether the server was asked to serve reuse.
-    """
-
-    def __init__(self, text: str | None) -> None:
-        word = (text or "off").strip()
-        self.is_set = word != "off"
-        super().__init__({"default": word} if word in ("on", "off") else _decoded(word), place=VARIABLE)
-        self.check(RequestSettings())
-
-    def wanted(self, extras: Mapping[str, Any] | None) -> RequestSettings:
-        """The settings of a request; without a word of its own, those of the server."""
-        request = super().wanted(extras)
-        self.check(request)
-        return request
-
-    def check(self, request: RequestSettings) -> None:
-        """Refuse a target that nothing can reach. What a profile can reach shows with its pipeline."""
-        if "profile" not in self.options:
-            self.plan(request, None, region="step")
-
-
-def extras_of(request: Any) -> Mapping[str, Any]:
+def _extras_of(request: Any) -> Mapping[str, Any]:
     """The extra arguments of SGLang's sampling parameters or of its request."""
     extra = getattr(request, "extra", None)
     given = extra.get(FIELD) if isinstance(extra, Mapping) else None
     given = given if given is not None else getattr(request, FIELD, None)
     return given if isinstance(given, Mapping) else {}
-
-
-def _decoded(text: str) -> dict[str, Any]:
-    try:
-        options = json.loads(text)
-    except ValueError:
-        options = None
-    if not isinstance(options, dict):
-        raise ConfigError(
-            f'{VARIABLE}={text!r:.60}: the variable must be "on", "off" or a JSON object such as {{"speedup": 2}}'
-        )
-    return options
 
 
 _OTHER_CACHES = ("enable_teacache", "enable_spectrum", "enable_cache_dit")
@@ -100,17 +61,17 @@ class Process:
         self.missing: tuple[str, ...] = ()
         self.served = 0
         self.not_served = 0
-        self._settings: SGLangSettings | None = None
+        self._settings: ServerSettings | None = None
         self._replicas = 1
         self._whole: WeakKeyDictionary[Any, WholeRequests] = WeakKeyDictionary()
-        self._tuner: RequestTuner | None = None
+        self._tuner: LoopTuner | None = None
         self._warned: set[str] = set()
 
     @property
-    def settings(self) -> SGLangSettings:
+    def settings(self) -> ServerSettings:
         """Of the server, from the environment."""
         if self._settings is None:
-            self._settings = SGLangSettings(os.environ.get(VARIABLE))
+            self._settings = ServerSettings(options_in(os.environ.get(VARIABLE), place=VARIABLE), place=VARIABLE)
         return self._settings
 
     def start(self, server_args: Any, *, cache_dit: bool) -> None:
@@ -123,7 +84,7 @@ class Process:
             whole.end()
         self._whole.clear()
         self._settings, self._replicas, self._tuner = None, server_args.dp_size, None
-        if not self.settings.is_set:
+        if self.settings.default == "off" and os.environ.get(VARIABLE, "off").strip() in ("", "off"):
             if self.missing:
                 logger.error("omnireuse cannot get into this SGLang; not hooked: %s", ", ".join(self.missing))
             return
@@ -143,16 +104,14 @@ class Process:
                 f"{VARIABLE}(profile=…): a profile is made of a pipeline of diffusers, and {type(pipeline).__name__} "
                 "is SGLang's own; start the server with --backend diffusers, or give speedup= or computed_steps="
             )
-        if self.settings.default != "off":
-            said = ", ".join(f"{name}={value}" for name, value in self.settings.options.items()) or "default"
-            logger.info("omnireuse serves every request of %s: %s", type(pipeline).__name__, said)
-        else:
-            logger.info("omnireuse serves the requests of %s that ask for it in %s", type(pipeline).__name__, FIELD)
+        said = ", ".join(f"{name}={value}" for name, value in self.settings.options.items()) or "default"
+        self.settings.announce(pipeline, said, asked_in=FIELD)
 
     def admit(self, params: Any) -> None:
         """Refuse the settings of a request that cannot be met."""
-        wanted = self.wanted(params)
-        self.settings.check_limits(wanted, steps=getattr(params, "num_inference_steps", None))
+        self.wanted(params)
+        region = None if "profile" in self.settings.options else "step"
+        self.settings.admit(_extras_of(params), steps=getattr(params, "num_inference_steps", None), region=region)
 
     def wanted(self, request: Any, *, cache_dit: bool = False) -> RequestSettings:
         """A request's wishes, checked.
@@ -160,7 +119,7 @@ class Process:
         Args:
             cache_dit: whether it gets cache-dit, by its own word or the server's.
         """
-        wanted = self.settings.wanted(extras_of(request))
+        wanted = self.settings.wanted(_extras_of(request))
         if wanted.off:
             return wanted
         check_host("sglang", TESTED, self.missing, asked=f"{FIELD}({KEY}=…)")
@@ -177,26 +136,35 @@ class Process:
     def plan(self, wanted: RequestSettings) -> RequestPlan:
         """The plan of a request on one of SGLang's own pipelines."""
         plan = self.settings.plan(wanted, None, region="step")
-        policy = None if plan.strategy is None else plan.strategy.policy
-        if policy is None or not (policy.needs_drift or policy.needs_error):
+        if plan.strategy is None or not measures(plan.strategy):
             return plan
         if self._replicas > 1:
             raise ConfigError(
                 f"omnireuse in SGLang: {plan.name} measures at each step, and the ranks of one of {self._replicas} "
                 "replicas are no group of their own; give speedup= or computed_steps=, whose steps are known ahead"
             )
-        return replace(plan, group=dist.group.WORLD) if dist.is_initialized() and dist.get_world_size() > 1 else plan
+        return replace(plan, group=dist.group.WORLD) if has_ranks() else plan
 
-    def tuner(self, wanted: RequestSettings) -> RequestTuner | None:
-        """Tuning of SGLang's own pipelines, for requests that follow the server's own settings; None if it is off.
+    def denoise(self, wanted: RequestSettings, loop: StageLoop, **kwargs: Any) -> Any:
+        """Make the loop of a request that gets reuse; report it if its steps were asked for.
 
-        Requests that ask for something else are not measured: the wish of one client would cost the others the time of
-        its shadows.
+        Requests that have a target of their own are not measured: the wish of one client would cost the others the time
+        of its shadows.
         """
-        if wanted.target or not self.settings.pictures:
-            return None
-        if self._tuner is None:
-            self._tuner = RequestTuner(self.settings.pictures)
+        plan, tuner = self.plan(wanted), None if wanted.target else self._of_server()
+        if tuner is not None:
+            plan = tuner.choose(plan, loop)
+        request = RequestReuse(plan, getattr(loop.batch, "request_id", None))
+        with nullcontext() if tuner is None else tuner.measuring(plan):
+            result = loop.serve(request, **kwargs)
+        if request.computed or request.reused:
+            self.report(loop.batch, wanted, request.figures())
+        return result
+
+    def _of_server(self) -> LoopTuner | None:
+        """Tuning of requests that follow the server's own settings; None if it is off."""
+        if self._tuner is None and (registry := self.settings.registry("SGLang with omnireuse")) is not None:
+            self._tuner = LoopTuner(registry)
         return self._tuner
 
     def whole(self, stage: Any) -> WholeRequests:

@@ -10,14 +10,20 @@ from dataclasses import replace
 from typing import Any
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
-from omnireuse.engines.request import PROMPTS, figures_of, warn_of
+from omnireuse.engines.ranks import has_ranks
+from omnireuse.engines.request import PROMPTS, figures_of
 from omnireuse.engines.settings import KEY, OFF, RequestPlan, RequestSettings
-from omnireuse.engines.vllm_omni.admission import refuse_mixed_precision, refuse_pipeline, refuse_plan
-from omnireuse.engines.vllm_omni.calls import RequestCalls, is_warm_up
-from omnireuse.engines.vllm_omni.ranks import deciding_group, has_ranks, refuse_shared_encoder, refuse_stages
-from omnireuse.engines.vllm_omni.settings import OmniSettings
-from omnireuse.engines.vllm_omni.tuning import WaveTuner
-from omnireuse.engines.vllm_omni.waves import Waves
+from omnireuse.engines.vllm_omni.admission import (
+    PLACE,
+    OmniSettings,
+    group_of,
+    refuse_mixed_precision,
+    refuse_pipeline,
+    refuse_plan,
+    refuse_ranks,
+)
+from omnireuse.engines.vllm_omni.calls import RequestCalls, RequestLoop, is_warm_up
+from omnireuse.engines.waves import Waves, WaveTuner
 from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.prompts.cache import PromptCacheOptions
@@ -59,9 +65,9 @@ class Backend:
             self._enable(pipeline)
 
     def _enable(self, pipeline: Any) -> None:
-        refuse_stages(self.settings.place)
-        refuse_mixed_precision(pipeline, place=self.settings.place)
         self._pipeline = _denoising_pipeline(pipeline)
+        refuse_ranks(self._pipeline, shares_prompts=self.settings.prompt_store is not None)
+        refuse_mixed_precision(pipeline)
         if self._pipeline is pipeline:
             self._whole = WholeRequests(self.settings, RequestCalls())
         if has_ranks() and self.settings.tune is not False:
@@ -69,11 +75,10 @@ class Backend:
             logger.info("tuning is off: ranks share the forward pass")
         plan = self._plan(RequestSettings())
         if getattr(getattr(pipeline, "od_config", None), "step_execution", False):
-            refuse_pipeline(pipeline, place=self.settings.place)
+            refuse_pipeline(pipeline)
         self._cache_prompts()
         self.enabled = True
-        whom = " for requests that ask for it" if self.settings.default == "off" else ""
-        logger.info("omnireuse serves %s: %s%s", type(self._pipeline).__name__, plan.name, whom)
+        self.settings.announce(self._pipeline, plan.name, asked_in=f"extra_args[{KEY!r}]")
 
     def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
         """Nothing to do: a run begins when the pipeline sets its timesteps."""
@@ -82,8 +87,6 @@ class Backend:
         if self.settings.prompt_cache is None:
             return
         store = self.settings.prompt_store
-        if store is not None:
-            refuse_shared_encoder(self._pipeline, place=self.settings.place)
         self.prompts = install_prompt_embed_cache(
             self._pipeline,
             max_size=self.settings.prompt_cache,
@@ -92,7 +95,7 @@ class Backend:
         )
         if self.prompts is None:
             raise ConfigError(
-                f"--cache-config(prompt_cache={self.settings.prompt_cache!r}): {type(self._pipeline).__name__} has no "
+                f"{PLACE}(prompt_cache={self.settings.prompt_cache!r}): {type(self._pipeline).__name__} has no "
                 "encode_prompt to cache; leave prompt_cache out"
             )
         beside = "" if store is None else ", and shares them in Redis"
@@ -142,13 +145,14 @@ class Backend:
         """Stand before the pipeline's `denoise_step`. Idempotent."""
         self._whole.end()
         if self.waves is None:
-            refuse_pipeline(pipeline, place=self.settings.place)
-            refuse_plan(self._plan(RequestSettings()), place=self.settings.place)
-            denoise, tuner = pipeline.denoise_step, None
-            if self._tunes and (pictures := self.settings.pictures):
-                tuner = WaveTuner(self._pipeline, lambda state: denoise(sub_batch([state]), states=[state]), pictures)
-            self.waves = Waves(denoise, sub_batch, self._plan_of, *([] if tuner is None else [tuner.after_wave]))
-            self._tuner, pipeline.denoise_step = tuner, self.waves.denoise_step
+            refuse_pipeline(pipeline)
+            refuse_plan(self._plan(RequestSettings()))
+            denoise = pipeline.denoise_step
+            registry = self.settings.registry("vllm-omni's step mode with omnireuse") if self._tunes else None
+            if registry is not None:
+                self._tuner = WaveTuner(registry, lambda state: denoise(sub_batch([state]), states=[state]))
+            self.waves = Waves(denoise, sub_batch, self._plan_of, self._tuner)
+            pipeline.denoise_step = self.waves.denoise_step
 
     def _plan_of(self, state: Any) -> RequestPlan:
         prompts = self.prompt_figures()
@@ -157,20 +161,21 @@ class Backend:
         state.stage_durations.update(prompts)
         wanted = self.settings.wanted(state.sampling.extra_args)
         plan = self._plan(wanted)
-        refuse_plan(plan, place=self.settings.place)
-        warn_of(plan, state.total_steps)
-        return plan if wanted.target or self._tuner is None else self._tuner.plan(plan, state)
+        refuse_plan(plan)
+        if wanted.target or self._tuner is None:
+            return plan
+        return self._tuner.plan(plan, RequestLoop(state, self._pipeline))
 
     def _plan(self, wanted: RequestSettings) -> RequestPlan:
         plan = self.settings.plan(wanted, self._pipeline)
         is_native = type(self._pipeline).__module__.startswith("vllm_omni.")
         if is_native and plan.strategy is not None and plan.strategy.chosen_signal == "modulated_input":
             raise ConfigError(
-                f"--cache-config: {plan.name} watches the modulated input of the first block, which vllm-omni's "
+                f"{PLACE}: {plan.name} watches the modulated input of the first block, which vllm-omni's "
                 f"{type(self._pipeline).__name__} computes in its own way; use easy_cache, db_cache or a target like "
                 "speedup=, or the diffusers format"
             )
-        return replace(plan, group=deciding_group(plan, place=self.settings.place))
+        return replace(plan, group=group_of(plan))
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""vllm-omni's calls of a native pipeline: one batch of requests."""
+"""The requests of vllm-omni as tuning reads them: in calls of a native pipeline, and alone in waves."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from importlib import import_module
 from typing import Any
 
 from omnireuse.base.validation import is_number
+from omnireuse.engines.waves import WaveLoop
+from omnireuse.errors import NotTunableError
+from omnireuse.hooks.run import RunStart
 from omnireuse.pipelines.call_arguments import Calls
+from omnireuse.tuning.configuration import Configuration
 
-__all__ = ["RequestCalls", "is_warm_up", "request_scales", "untunable"]
+__all__ = ["RequestCalls", "RequestLoop", "is_warm_up"]
 
 
 class RequestCalls(Calls):
@@ -18,17 +22,28 @@ class RequestCalls(Calls):
     def arguments(self, pipeline: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The guidance scales of the first request, and whether it has a negative prompt."""
         requests = _requests(args, kwargs)
-        return request_scales(requests[0].sampling_params, requests[0].prompt) if requests else {}
+        return _scales(requests[0].sampling_params, requests[0].prompt) if requests else {}
 
     def untunable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
         """A request with an adapter is not measured: shadows run beside later requests, which have others."""
         requests = _requests(args, kwargs)
         if not requests:
             return "the call has no request"
-        return next((why for each in requests if (why := untunable(each.sampling_params)) is not None), None)
+        return next((why for each in requests if (why := _untunable(each.sampling_params)) is not None), None)
 
 
-def request_scales(sampling: Any, prompt: Any) -> dict[str, float]:
+class RequestLoop(WaveLoop):
+    """The loop of a request of a wave."""
+
+    def check(self) -> None:
+        if (why := _untunable(self.state.sampling)) is not None:
+            raise NotTunableError(why)
+
+    def configuration(self, start: RunStart) -> Configuration:
+        return Configuration.of(self.pipeline, start, _scales(self.state.sampling, self.state.prompt))
+
+
+def _scales(sampling: Any, prompt: Any) -> dict[str, float]:
     """The guidance scales of a request, by name, and 1 for a negative prompt or 0 for none."""
     given = {**vars(sampling), **(sampling.extra_args or {})}
     if not given.get("guidance_scale_provided", True):
@@ -42,7 +57,7 @@ def request_scales(sampling: Any, prompt: Any) -> dict[str, float]:
     return {**found, "negative_prompt": float(negative is not None)}
 
 
-def untunable(sampling: Any) -> str | None:
+def _untunable(sampling: Any) -> str | None:
     """Why a request cannot be measured or known beforehand, in words; None if it can."""
     return None if getattr(sampling, "lora_request", None) is None else "requests with an adapter are not tuned"
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from omnireuse.engines.host import check_host, log_through
+from omnireuse.engines import host
 from omnireuse.engines.request import PROMPTS, STRATEGY, count_request
 from omnireuse.engines.settings import KEY, RequestSettings
 from omnireuse.engines.vllm_omni.admission import Admission
@@ -54,7 +54,7 @@ def _select(original: Original, cache_backend: str | None, cache_config: Any) ->
     """Know one more cache backend."""
     if cache_backend != KEY:
         return original(cache_backend, cache_config)
-    check_host("vllm-omni", TESTED, _missing, asked=f"--cache-backend {KEY}")
+    host.check_host("vllm-omni", TESTED, _missing, asked=f"--cache-backend {KEY}")
     return Backend(cache_config)
 
 
@@ -168,7 +168,7 @@ def _response(original: Original, omni: Any, result: Any, *args: Any, **kwargs: 
     return made
 
 
-SEAMS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
+SEAMS: tuple[host.Seam, ...] = (
     (f"{_DIFFUSION}.cache.selector", "get_cache_backend", _select),
     (_RUNNER, "get_cache_backend", _select),
     (_RUNNER, "DiffusionModelRunner._execute_stepwise", _step_mode),
@@ -183,8 +183,7 @@ SEAMS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     (f"{_DIFFUSION}.diffusion_engine", "DiffusionEngine.postprocess_output", _metrics),
     ("vllm_omni.entrypoints.omni_base", "OmniBase._process_single_result", _response),
 )
-"""Module, function, and its hook, which is called with the original and the arguments. The runner binds the selector's
-function by name, so both places are hooked."""
+"""The runner binds the selector's function by name, so both places are hooked."""
 
 LOGGERS = (f"{_DIFFUSION}.inline_stage_diffusion_client", f"{_DIFFUSION}.stage_diffusion_proc")
 """Where the engine logs requests that fail."""
@@ -197,30 +196,7 @@ _admissions: WeakKeyDictionary[Any, Admission] = WeakKeyDictionary()
 def install() -> None:
     """Wrap every seam once. What is missing is reported when the backend is chosen, so that an engine that does not use
     it starts as ever."""
-    log_through("vllm")
+    host.log_through("vllm")
     for name in LOGGERS:
         logging.getLogger(name).addFilter(_in_one_line)
-    _missing.clear()
-    for module, path, hook in SEAMS:
-        try:
-            owner: Any = import_module(module)
-            *outer, name = path.split(".")
-            for each in outer:
-                owner = getattr(owner, each)
-            original = getattr(owner, name)
-        except (ImportError, AttributeError) as error:
-            _missing.append(f"{module}.{path} ({error})")
-            continue
-        if not getattr(original, "omnireuse", False):
-            setattr(owner, name, _hooked(original, hook))
-    if _missing:
-        logger.error("omnireuse cannot get into this vllm-omni: %s", "; ".join(_missing))
-
-
-def _hooked(original: Original, hook: Callable[..., Any]) -> Original:
-    @functools.wraps(original)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
-        return hook(original, *args, **kwargs)
-
-    hooked.omnireuse = True  # type: ignore[attr-defined]  # the mark that makes installing idempotent
-    return hooked
+    _missing[:] = host.install(SEAMS, engine="vllm-omni")
