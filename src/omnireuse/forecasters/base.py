@@ -195,8 +195,8 @@ class PolynomialMemory(Memory):
     def heading(self, value: torch.Tensor) -> torch.Tensor:
         if len(self._nodes) < 2:
             return super().heading(value)
-        path = torch.stack([each.float().flatten() for each in (*self.values[-2:], value)])
-        return torch.cosine_similarity(*path.diff(dim=0), dim=0)
+        before, now = torch.stack([each.float().flatten() for each in (*self.values[-2:], value)]).diff(dim=0)
+        return torch.cosine_similarity(before, now, dim=0)
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
         """Remember a value; a second value at the same coordinate replaces the first."""
