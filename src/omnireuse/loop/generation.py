@@ -458,6 +458,7 @@ class Generation(Stepper):
                 drift=view.drift,
                 measured=measured,
                 error=error,
+                heading=None if choice.reuse else state.heading,
                 host_seconds=seconds,
             )
         )
