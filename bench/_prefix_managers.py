@@ -7,7 +7,6 @@ and is asked for. A figure is everything that the engine calls in the step.
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 import random
 import time
@@ -27,9 +26,9 @@ def is_importable() -> bool:
 
 def managers() -> dict[str, Callable[[Any, Any], Any]]:
     """What makes each manager from a configuration and a view."""
-    from tests.hosts.vllm_omni import cpu_platform
+    from tests.hosts.operators import define_operators
 
-    cpu_platform.define_operators()
+    define_operators()
     from vllm_omni.core.prefix_cache.manager import OmniPrefixCacheManager as Theirs
 
     from omnireuse.core.prefix_cache import OmniPrefixCacheManager as Ours
@@ -113,21 +112,3 @@ def rounds(width: int, num_requests: int, tokens: int, repeats: int) -> Iterator
             yield spent
     for engine in engines.values():
         engine.manager.shutdown()
-
-
-def memory(width: int, resident: Callable[[], int], num_blocks: int = 10_000) -> list[dict[str, Any]]:
-    """Resident MiB of each manager after a share of its blocks was written, 100 blocks in a step."""
-    rows = []
-    for name, make in managers().items():
-        gc.collect()
-        hidden = torch.ones(100 * BLOCK, width, dtype=torch.bfloat16)
-        before = resident()
-        engine = Played(make, 100, 1, num_blocks // 100)
-        row: dict[str, Any] = {"manager": name, "pool_mib": num_blocks * BLOCK * width * 2 / 2**20, "resident_mib": {}}
-        for number, place in enumerate(engine.places):
-            engine.run(engine.step(place, 0, BLOCK), hidden, asked=False)
-            if (share := 100 * (number + 1) // len(engine.places)) in (1, 10, 100):
-                row["resident_mib"][f"{share} %"] = (resident() - before) / 2**20
-        engine.manager.shutdown()
-        rows.append(row)
-    return rows

@@ -11,8 +11,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from bench._common import new_table
-from bench._resumable import Row
+from bench._common import Row, new_table
 from reference.drawing import Array
 from reference.edits.evaluate import Examples
 from reference.figures import BASELINES, OURS, PEERS, explain, quiet_axes, save_figure

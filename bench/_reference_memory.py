@@ -10,9 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 import omnireuse
+from bench._common import Row, Rows
 from bench._editing_size import EDITING, OTHERS, EditingSampler
 from bench._fake_device import FakeSampler, fake_device
-from bench._resumable import Row, Rows
 from omnireuse import EveryNth
 from omnireuse.errors import StateError
 from omnireuse.references import Declaration, References, Split

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 import omnireuse
+from bench._common import Row, Rows
+from bench._player import cache_in
 from bench._reference_figures import draw_edits
-from bench._resumable import Row, Rows
 from bench.harm import closeness
-from bench.tune import cache_in
 from omnireuse import EveryNth
 from omnireuse.errors import StateError
 from omnireuse.references import References

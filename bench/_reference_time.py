@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
 import omnireuse
+from bench._common import Row, Rows
 from bench._editing_size import EDITING, EditingSampler
-from bench._resumable import Row, Rows
+from bench._true_size import name_of
 from omnireuse import Blend, EveryNth
 from omnireuse.errors import StateError
 from omnireuse.references import References
@@ -43,7 +45,7 @@ def measure(rows: Rows, options: argparse.Namespace) -> None:
     added by the next run."""
     device, end = torch.device(options.device), time.monotonic() + options.seconds
     for name in options.models:
-        about = {"size": options.size, "device": _name(device), "model": name}
+        about = {"size": options.size, "device": name_of(device), "model": name}
         is_quick = options.size == "tiny" or device.type == "cuda"
         missing = [part for part in _parts(name, is_quick=is_quick) if not rows.like(about | part)]
         if not missing or time.monotonic() >= end:
@@ -84,18 +86,20 @@ def _call(sampler: EditingSampler, part: Row, repeats: int) -> Row:
     """A full call of the untouched denoiser, one that keeps keys and values, and a lean one, in turns. On a CPU, where
     keeping takes no time beside the call, the first is left out for two references and more: calls take minutes."""
     is_cuda = sampler.device.type == "cuda"
+    # Of the wall with a GPU, and else of this process, because the machine is shared.
+    timed = partial(sampler.timed, clock=time.perf_counter if is_cuda else time.process_time)
     if is_cuda:  # kernels are loaded, and memory is taken
-        _timed(sampler, 1)
+        timed(1)
     plan, kept, peaks = replace(FIRST, on_host=part["on_host"]), 0, Row()
     found: dict[str, list[float]] = {"full": [], "keeping": [], "lean": []}
     for _ in range(repeats):
         if is_cuda or part["references"] < 2:
             with _peak(sampler, peaks, "full"):
-                found["full"] += _timed(sampler, 1)
+                found["full"] += timed(1)
         if not part["references"]:
             continue
         with _peak(sampler, peaks, "lean"), omnireuse.enable(sampler, policy=ALL, references=plan) as handle:
-            keeping, *lean = _timed(sampler, 3 if is_cuda else 2)
+            keeping, *lean = timed(3 if is_cuda else 2)
         found["keeping"].append(keeping)
         found["lean"].append(lean[-1])
         kept = _checked(handle, full=1, lean=len(lean))
@@ -110,7 +114,7 @@ def _run(sampler: EditingSampler, part: Row, _repeats: int) -> Row:
     with _peak(sampler, peaks, "run"), around as handle:
         began = time.perf_counter()
         sampler.run(steps, lambda _step: nullcontext())
-        _wait(sampler.device)
+        sampler.wait()
         seconds = time.perf_counter() - began
     computed = steps
     if handle is not None:
@@ -135,23 +139,6 @@ def _checked(handle: omnireuse.Handle, *, full: int, lean: int) -> int:
     return calls.kept_bytes
 
 
-def _timed(sampler: EditingSampler, steps: int) -> Sequence[float]:
-    """Seconds of each step: of the wall with a GPU, and else of this process, because the machine is shared."""
-    clock = time.perf_counter if sampler.device.type == "cuda" else time.process_time
-    seconds: list[float] = []
-
-    @contextmanager
-    def around(_step: int) -> Iterator[None]:
-        _wait(sampler.device)
-        began = clock()
-        yield
-        _wait(sampler.device)
-        seconds.append(clock() - began)
-
-    sampler.run(steps, around)
-    return seconds
-
-
 @contextmanager
 def _peak(sampler: EditingSampler, peaks: Row, name: str) -> Iterator[None]:
     """Most bytes of the GPU within it, the weights among them."""
@@ -161,12 +148,3 @@ def _peak(sampler: EditingSampler, peaks: Row, name: str) -> Iterator[None]:
     yield
     if is_cuda:
         peaks[name] = max(peaks.get(name, 0), torch.cuda.max_memory_allocated(sampler.device))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

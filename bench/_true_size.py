@@ -6,7 +6,8 @@ decoder: every branch through the transformer, guidance, the scheduler's step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -171,12 +172,37 @@ class Sampler:
                 latents = self.scheduler.step(output, timestep, latents, return_dict=False)[0]
         return latents
 
+    def timed(self, steps: int, clock: Callable[[], float] = time.perf_counter) -> list[float]:
+        """Seconds of every step of a generation, the device waited for."""
+        seconds: list[float] = []
+
+        @contextmanager
+        def around(_step: int) -> Iterator[None]:
+            self.wait()
+            began = clock()
+            yield
+            self.wait()
+            seconds.append(clock() - began)
+
+        self.run(steps, around)
+        return seconds
+
+    def wait(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def _call(self, latents: torch.Tensor, timestep: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-        time = (timestep / self._model.time_unit).expand(1)
+        at = (timestep / self._model.time_unit).expand(1)
         output: torch.Tensor = self.transformer(
-            hidden_states=latents, timestep=time, encoder_hidden_states=text, return_dict=False, **self._arguments
+            hidden_states=latents, timestep=at, encoder_hidden_states=text, return_dict=False, **self._arguments
         )[0]
         return output
+
+
+def name_of(device: torch.device) -> str:
+    """The name of a GPU, or the kind of another device."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 @contextmanager

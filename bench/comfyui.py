@@ -14,12 +14,10 @@ float32, as here, it is the solver's own latents, which would be spoiled, so Eas
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bench._common import new_table, write_record
+from bench._common import new_parser, new_table, write_record
 from omnireuse.engines.comfyui import attach, plan_for
 from omnireuse.errors import StateError
 from omnireuse.pipelines.pictures import capped_psnr
@@ -45,13 +43,12 @@ Variant = tuple[str, Callable[[Any], Any], int]
 
 def main(arguments: list[str] | None = None) -> None:
     """Run, show a table and write ``comfyui.json``."""
-    parser = argparse.ArgumentParser(prog="python -m bench comfyui", description=(__doc__ or "").split("\n")[0])
+    parser = new_parser("comfyui", __doc__)
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--steps", type=int, default=28)
     parser.add_argument("--samplers", nargs="+", default=list(SAMPLERS), help="names, or all")
     parser.add_argument("--cfg", nargs="+", type=float, default=[CFG])
     parser.add_argument("--no-other-caches", action="store_true", help="leave EasyCache and LazyCache out")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     if "COMFYUI" not in os.environ:
         raise StateError("bench comfyui: COMFYUI must name ComfyUI's folder; scripts/comfyui_venv.sh makes one")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from bench._common import new_parser
 from omnireuse.errors import StateError
 from omnireuse_lab.compare.methods import chosen_methods, own_methods
 from omnireuse_lab.compare.run import compare_all, results_file, show
@@ -30,7 +31,7 @@ CALIBRATION = 24
 
 def main(arguments: list[str] | None = None) -> None:
     """Run and write ``compare.json``, its page and the tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench compare", description=(__doc__ or "").split("\n")[0])
+    parser = new_parser("compare", __doc__)
     parser.add_argument("--case", nargs="+", choices=CASES, default=[IMAGES.name, CLIPS.name])
     parser.add_argument("--steps", type=int, nargs="+", default=[28, 50])
     parser.add_argument("--guidance", type=float, nargs="+", default=[6.0, 1.0])
@@ -40,7 +41,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--only", nargs="+", default=[], metavar="METHOD", help="methods or families: ours, peer, baseline"
     )
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     comparison = compare_all(
         workloads(options),

@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 
 import omnireuse
-from bench._common import new_table, write_record
+from bench._common import new_parser, new_table, write_record
 from bench._manager_speed import VLLM
 from omnireuse.errors import ConfigError
 from omnireuse_vllm.replay.command import bound_in_words, scores_tables
@@ -40,14 +40,13 @@ DEFAULT_VENV = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / "omnireus
 
 def main(arguments: list[str] | None = None) -> None:
     """Run and write ``encoder_cache.json`` and the tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench encoder_cache", description=(__doc__ or "").split("\n")[0])
+    parser = new_parser("encoder_cache", __doc__)
     parser.add_argument("--operations", type=int, default=1_000_000, help="timed accesses, all rounds together")
     parser.add_argument("--entries", type=int, default=4096, help="items that the cache holds meanwhile")
     parser.add_argument("--repeats", type=int, default=5, help="rounds")
     parser.add_argument("--scales", type=int, nargs="*", default=[10**3, 10**4, 10**5, 10**6], help="entries")
     parser.add_argument("--accesses", type=int, default=6000, help="of each trace for hit ratios")
     parser.add_argument("--vllm-venv", type=Path, default=DEFAULT_VENV, help="see scripts/vllm_venv.sh")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     for name in ("operations", "entries", "repeats", "accesses"):
         if getattr(options, name) < 1:

@@ -9,7 +9,6 @@ the encoder cache. Both stores keep the same items, one a step, and are opened a
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -18,16 +17,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench._common import new_table, write_record
+from bench._common import new_parser, new_table, write_record
 from bench.encoder_cache import DEFAULT_VENV, SOURCES, TOP
 from omnireuse.errors import ConfigError
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run and write ``encoder_connector.json`` and the tables."""
-    parser = argparse.ArgumentParser(
-        prog="python -m bench encoder_connector", description=(__doc__ or "").split("\n")[0]
-    )
+    parser = new_parser("encoder_connector", __doc__)
     parser.add_argument("--embeds", type=int, nargs="+", default=[576, 2880], help="embeddings an item")
     parser.add_argument("--width", type=int, default=4096, help="numbers an embedding, in bfloat16")
     parser.add_argument("--items", type=int, default=16)
@@ -35,7 +32,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--folder", type=Path, default=None, help="where the disk is; the temporary folder")
     parser.add_argument("--redis", default=None, help="URL of a server to measure, too")
     parser.add_argument("--vllm-venv", type=Path, default=DEFAULT_VENV, help="see scripts/vllm_venv.sh")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     python = options.vllm_venv / "bin" / "python"
     if not python.exists():

@@ -8,18 +8,16 @@ request: its encoder calls and prefilled tokens are what yours would do, its tim
 
 from __future__ import annotations
 
-import argparse
 import math
 import platform
 import statistics
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
 
 import omnireuse
-from bench._common import new_table, write_record
+from bench._common import new_parser, new_table, write_record
 from omnireuse_vllm.engine import Engine, EngineConfig, Result, TinyOmniModel
 from omnireuse_vllm.engine.request import largest_difference
 from omnireuse_vllm.engine.trace import random_trace, serve
@@ -36,14 +34,13 @@ KINDS = ("encode", "prefill", "decode", "prefix hit", "encoder hit", "preempt", 
 
 def main(options: list[str] | None = None) -> None:
     """Serve, compare, print a table and write ``engine.json``."""
-    parser = argparse.ArgumentParser(prog="bench engine", description=__doc__.splitlines()[0])
+    parser = new_parser("engine", __doc__)
     parser.add_argument("--requests", type=int, default=1_000, help="requests of the trace (default: 1000)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (default: 3)")
     parser.add_argument(
         "--blocks", type=int, default=16, help="blocks of the KV cache; few make preemptions (default: 16)"
     )
     parser.add_argument("--seed", type=int, default=0, help="decides the trace (default: 0)")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder for the JSON")
     arguments = parser.parse_args(options)
     console, model = Console(), TinyOmniModel(seed=0)
     trace = random_trace(model, arguments.seed, arguments.requests)

@@ -8,8 +8,6 @@ number of computed steps the pipeline is tuned with an empty cache folder on thr
 
 from __future__ import annotations
 
-import argparse
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,9 @@ from typing import Any
 import matplotlib as mpl
 import torch
 
-import omnireuse
-from bench._common import no_warnings
-from bench.tune import PICTURES, cache_in
+from bench._common import new_parser, no_warnings
+from bench._player import STEPS, Player
+from bench.tune import PICTURES
 from omnireuse.pipelines.pictures import psnr
 from omnireuse_lab.front import front
 from omnireuse_lab.record import Comparison, Point, read_comparison
@@ -32,7 +30,6 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 SEED = 20_001
-STEPS = 28
 COMPUTED = (14, 9, 7)
 AMPLIFIED = 5
 PANEL = 1.28
@@ -44,10 +41,9 @@ Column = tuple[str, Array]
 
 def main(arguments: list[str] | None = None) -> None:
     """Make the pictures, and write ``faces.png`` and, with a third of the steps alone, ``faces-phone.png``."""
-    parser = argparse.ArgumentParser(prog="python -m bench faces", description=(__doc__ or "").split("\n")[0])
+    parser = new_parser("faces", __doc__)
     parser.add_argument("--people", type=int, default=2)
     parser.add_argument("--fronts", type=Path, help="draw a record of bench compare, and make no pictures")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
     if options.fronts:
@@ -64,27 +60,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 def made(people: int) -> list[Column]:
     """The full pictures, then for each number of steps those of the tuned pipeline and of as many plain steps."""
-    pipeline = FACES.load()
-    pipeline.set_progress_bar_config(disable=True)
-    scenes = FACES.held_out(people + PICTURES, seed=SEED)
-    prompts, seeds = [FACES.caption(scene) for scene in scenes], [SEED + place for place in range(len(scenes))]
-
-    def run(places: range, steps: int = STEPS) -> Array:
-        chosen = [prompts[place] for place in places], [seeds[place] for place in places]
-        return FACES.generate(pipeline, *chosen, num_inference_steps=steps)
-
-    shown, first = range(people), range(people, people + PICTURES)
-    columns = [(f"{STEPS} steps", run(shown))]
+    player = Player({"case": FACES.name, "guided": True}, people + PICTURES, judged=people, seed=SEED)
+    columns = [(f"{STEPS} steps", player.full())]
     for computed in COMPUTED:
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            cache_in(folder),
-            omnireuse.enable(pipeline, computed_steps=computed),
-        ):
-            for place in first:
-                run(range(place, place + 1))
-            columns.append((f"omnireuse\n{computed} computed", run(shown)))
-        columns.append((f"without it\n{computed} steps", run(shown, computed)))
+        with player.tuned(range(people, people + PICTURES), computed_steps=computed):
+            columns.append((f"omnireuse\n{computed} computed", player.run()))
+        columns.append((f"without it\n{computed} steps", player.run(steps=computed)))
     return columns
 
 

@@ -1,6 +1,6 @@
 """The default against fewer steps of the same solver, at equal computed steps, from 2 to 60 steps and at every shift.
 
-    python -m bench few_steps [--case image video] [--shift 1 3 6 dynamic] [--guidance guided] [--out out/bench]
+    python -m bench few_steps [--case shapes-flux] [--run "shift 1" …] [--guidance guided] [--out out/bench]
 
 PSNR in dB to the full run of the same scheduler and shift, mean over held-out captions. Beside the default stand, with
 as many computed steps, the same solver with so many steps of its own, the last output held over the default's own steps
@@ -16,206 +16,162 @@ anew.
 from __future__ import annotations
 
 import argparse
-import itertools
-import json
 import statistics
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 
 import omnireuse
-from bench._common import no_warnings, write_record
-from bench._few_steps_figures import draw, show
-from omnireuse import Spread, Steps
-from omnireuse.pipelines.pictures import psnr
-from omnireuse_lab.record import environment
-from reference.case import CLIPS, IMAGES, Case
-from reference.drawing import Array
+from bench._common import Row, Rows, in_words, new_table, parser_of, record_of
+from bench._player import STEPS, Player, Runs, add_run, parts_of
+from omnireuse import Spread
+from reference.figures import explain, panels_of
 
 DEFAULT = omnireuse.Strategy.default()
-CASES = {"image": IMAGES, "video": CLIPS}
-SHIFTS = ("1", "3", "6", "dynamic")
-STEPS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 50, 60)
-FULL_STEPS, BUDGETS = 28, (14, 9, 7)
+RUNS: Runs = dict.fromkeys(("shapes-flux", "shapes-wan"), ("shift 1", "shift 3", "shift 6", "shift dynamic"))
+LENGTHS = (2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 40, 50, 60)
+CAPTIONS = {"shapes-flux": 4, "shapes-wan": 3}
+"""At most, for each length."""
+BUDGETS = (14, 9, 7)
 SEED, BUDGET_SEED = 1000, 7700
-
-Row = dict[str, Any]
+NOISE_DB = 0.3
+"""How far below fewer steps the default may lie before it counts as a loss."""
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing; write ``few_steps.json`` and a picture, and show tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench few_steps", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=CASES, default=list(CASES))
-    parser.add_argument("--shift", nargs="+", choices=SHIFTS, default=list(SHIFTS))
-    parser.add_argument("--guidance", nargs="+", choices=("guided", "unguided"), default=["guided", "unguided"])
-    parser.add_argument("--steps", nargs="*", type=int, default=list(STEPS))
-    parser.add_argument("--budgets", nargs="*", type=int, default=list(BUDGETS), help=f"of {FULL_STEPS} steps")
-    parser.add_argument("--images", type=int, default=4, help="captions of images")
-    parser.add_argument("--clips", type=int, default=3, help="captions of clips")
-    parser.add_argument("--prompts", type=int, default=8, help="captions of each part of --budgets")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
+    parser = parser_of("few_steps", __doc__, RUNS, prompts=8)
+    add_run(parser)
+    parser.add_argument("--steps", nargs="*", type=int, default=list(LENGTHS))
+    parser.add_argument("--budgets", nargs="*", type=int, default=list(BUDGETS), help=f"of {STEPS} steps")
     options = parser.parse_args(arguments)
-    with no_warnings():
-        measure(options)
+    rows = record_of("few_steps", options, measure)["rows"]
+    lengths, budgets = ([row for row in rows if row["part"] == part] for part in ("lengths", "budgets"))
+    show(lengths, budgets, Console())
+    if lengths:
+        draw(lengths, options.out / "few-steps.png")
 
 
-def measure(options: argparse.Namespace) -> None:
-    """Run what is missing, and write and show the record."""
-    kept = options.out / "few_steps.json"
-    record: Row = json.loads(kept.read_text()) if kept.is_file() else {"lengths": [], "budgets": []}
-    record |= {"command": "python -m bench few_steps", "environment": environment()}
-    parts = list(itertools.product(options.guidance, options.shift, options.case))
-    with Progress() as progress:
-        task = progress.add_task("few steps", total=len(parts) * (len(options.steps) + len(options.budgets)))
-        players: dict[tuple[str, str], Player] = {}
-        for (guidance, shift, case), kind in itertools.product(parts, ("budgets", "steps")):
-            asked: list[int] = getattr(options, kind)
-            if not asked:
-                continue
-            if (case, kind) not in players:
-                players[case, kind] = _player(case, kind, options)
-            player, part = players[case, kind], {"case": case, "guided": guidance == "guided", "shift": shift}
-            player.begin(shift, guided=part["guided"])
-            rows, name = (record["budgets"], "budget") if kind == "budgets" else (record["lengths"], "steps")
-            for count in asked:
-                key = part | {name: count}
-                if not _known(rows, key):
-                    rows.append(key | (player.budget(count) if kind == "budgets" else player.length(count)))
-                    write_record(record, options.out, "few_steps", quiet=True)
-                progress.advance(task)
-    show(record, Console())
-    if record["lengths"]:
-        draw(record, options.out / "few-steps.png")
+def measure(rows: Rows, options: argparse.Namespace) -> None:
+    """Run what is missing."""
+    for part in track(parts_of(options, RUNS), "few steps"):
+        lengths = [{"part": "lengths", **part, "steps": count} for count in options.steps]
+        if missing := [key for key in lengths if not rows.like(key)]:
+            player = Player(part, min(options.prompts, CAPTIONS[part["case"]]), seed=SEED)
+            for key in missing:
+                rows.add(key | length(player, key["steps"]))
+        budgets = [{"part": "budgets", **part, "budget": count} for count in options.budgets]
+        if missing := [key for key in budgets if not rows.like(key)]:
+            player = Player(part, options.prompts, seed=BUDGET_SEED)
+            for key in missing:
+                rows.add(key | budget(player, key["budget"]))
 
 
-def _player(case: str, kind: str, options: argparse.Namespace) -> Player:
-    if kind == "budgets":
-        return Player(CASES[case], options.prompts, seed=BUDGET_SEED)
-    return Player(CASES[case], options.images if case == "image" else options.clips)
+def length(player: Player, steps: int) -> Row:
+    """PSNR of the default, of half of the steps and of their rivals in a run of so many steps."""
+
+    def psnr(made: Any) -> float:
+        return statistics.fmean(player.judge(made, steps))
+
+    def beside_fewer(policy: Any) -> Row:
+        made, computed = player.reusing(steps, policy=policy, forecaster=DEFAULT.forecaster)
+        row: Row = {"computed": len(computed), "psnr": psnr(made)}
+        return row if len(computed) == steps else row | {"at": computed, "fewer": psnr(player.full(len(computed)))}
+
+    row: Row = {"default": beside_fewer(DEFAULT.policy), "half": None}
+    if "fewer" in row["default"]:
+        row["default"]["hold"] = psnr(player.reusing(steps, policy=DEFAULT.policy, forecaster="hold")[0])
+    if steps == STEPS:
+        by_number = Spread(speedup=2.0, by_noise=False)
+        made, _ = player.reusing(steps, policy=by_number, forecaster=DEFAULT.forecaster)
+        row["default"]["by_number"] = psnr(made)
+    if row["default"]["computed"] > steps / 2 + 1:
+        row["half"] = beside_fewer(Spread(speedup=2.0))
+    return row
 
 
-def _known(rows: list[Row], key: Row) -> bool:
-    return any(all(row[name] == value for name, value in key.items()) for row in rows)
+def budget(player: Player, count: int) -> Row:
+    """PSNR where `count` of 28 steps are asked for, beside holding over the same steps and fewer steps."""
+    made, computed = player.reusing(computed_steps=count)
+    found = {"psnr": made, "hold": player.holding(computed), "fewer": player.full(count)}
+    each = {name: player.judge(pictures) for name, pictures in found.items()}
+    return {name: statistics.fmean(values) for name, values in each.items()} | {"at": computed, "each": each}
 
 
-class Player:
-    """One pipeline and its captions, in runs of one scheduler, with guidance or without."""
-
-    def __init__(self, case: Case, prompts: int, seed: int = SEED) -> None:
-        self._case = case
-        self.pipeline: Any = self._case.load()
-        self.pipeline.set_progress_bar_config(disable=True)
-        self.config = self.pipeline.scheduler.config
-        self._prompts = [self._case.caption(scene) for scene in self._case.held_out(prompts, seed=seed)]
-        self._seed = seed
-        self._full: dict[int, Array] = {}
-
-    def begin(self, shift: str, *, guided: bool) -> None:
-        """Runs from here on have this shift and guidance."""
-        self.use(shifted(self.config, shift), guided=guided)
-
-    def use(self, scheduler: Any, *, guided: bool) -> None:
-        """Runs from here on have this scheduler and guidance."""
-        self.pipeline.scheduler = scheduler
-        self._guidance = {} if guided else {self._case.guidance: 1.0}
-        self._full.clear()
-
-    def length(self, steps: int) -> Row:
-        """PSNR of the default, of half of the steps and of their rivals in a run of so many steps."""
-        policy = DEFAULT.policy
-        assert isinstance(policy, Spread)
-        row: Row = {"default": self._beside_fewer(steps, policy), "half": None}
-        if "fewer" in row["default"]:
-            held, _ = self._reusing(steps, policy, "hold")
-            row["default"]["hold"] = self.judge(held, steps)
-        if steps == FULL_STEPS:
-            by_number = Spread(speedup=2.0, by_noise=False)
-            row["default"]["by_number"] = self.judge(self._reusing(steps, by_number, DEFAULT.forecaster)[0], steps)
-        if row["default"]["computed"] > steps / 2 + 1:
-            half = Spread(speedup=2.0)
-            row["half"] = self._beside_fewer(steps, half)
-        return row
-
-    def budget(self, count: int) -> Row:
-        """PSNR where `count` of 28 steps are asked for, beside holding over the same steps and fewer steps."""
-        with omnireuse.enable(self.pipeline, computed_steps=count) as handle:
-            made = self.run(FULL_STEPS)
-            computed = sorted({event.step for event in handle.events if not event.reused})
-        held, _ = self._reusing(FULL_STEPS, Steps(steps=tuple(computed), compute_last=False), "hold")
-        found = {"psnr": made, "hold": held, "fewer": self._whole(count)}
-        each = {name: self.judged(pictures, FULL_STEPS) for name, pictures in found.items()}
-        return {name: statistics.fmean(values) for name, values in each.items()} | {"at": computed, "each": each}
-
-    def _beside_fewer(self, steps: int, policy: Spread | Steps) -> Row:
-        made, computed = self._reusing(steps, policy, DEFAULT.forecaster)
-        row: Row = {"computed": len(computed), "psnr": self.judge(made, steps)}
-        if len(computed) == steps:
-            return row
-        return row | {"at": computed, "fewer": self.judge(self._whole(len(computed)), steps)}
-
-    def _reusing(self, steps: int, policy: Spread | Steps, forecaster: Any) -> tuple[Array, list[int]]:
-        with omnireuse.enable(self.pipeline, policy=policy, forecaster=forecaster) as handle:
-            made = self.run(steps)
-            return made, sorted({event.step for event in handle.events if not event.reused})
-
-    def _whole(self, steps: int) -> Array:
-        if steps not in self._full:
-            self._full[steps] = self.run(steps)
-        return self._full[steps]
-
-    def run(self, steps: int) -> Array:
-        """What the pipeline makes now, in so many steps."""
-        seeds = range(self._seed, self._seed + len(self._prompts))
-        return self._case.generate(self.pipeline, self._prompts, seeds, num_inference_steps=steps, **self._guidance)
-
-    def judge(self, made: Array, steps: int) -> float:
-        """Mean PSNR to the full run of so many steps."""
-        return statistics.fmean(self.judged(made, steps))
-
-    def judged(self, made: Array, steps: int) -> list[float]:
-        """The same for each caption."""
-        return [min(psnr(a, b), 100.0) for a, b in zip(made, self._whole(steps), strict=True)]
+def margin(row: Row | None) -> float | None:
+    """PSNR above fewer steps; None where everything is computed."""
+    return None if row is None or "fewer" not in row else row["psnr"] - row["fewer"]
 
 
-def solver(name: str, **options: Any) -> Callable[[Any], Any]:
-    """Makes a scheduler of diffusers from a pipeline's configuration."""
+def show(lengths: Sequence[Row], budgets: Sequence[Row], console: Console) -> None:
+    """Margins over fewer steps by length and shift, and by budget."""
+    runs = list(dict.fromkeys(row["run"] for row in lengths))
+    for case, guided in dict.fromkeys((row["case"], row["guided"]) for row in lengths):
+        rows = [row for row in lengths if (row["case"], row["guided"]) == (case, guided)]
+        title = f"{_words(rows[0])}: computed, default dB (above fewer steps; above holding)"
+        table = new_table(title, "steps", *runs, *(f"half, {run}" for run in runs))
+        for steps in sorted({row["steps"] for row in rows}):
+            at = {row["run"]: row for row in rows if row["steps"] == steps}
+            cells = [_cell(at.get(run), kind) for kind in ("default", "half") for run in runs]
+            table.add_row(str(steps), *cells)
+        console.print(table)
+    lost = [row for row in lengths if (margin(row["default"]) or 0) < -NOISE_DB]
+    console.print(f"the default loses more than {NOISE_DB} dB to fewer steps in {len(lost)} of {len(lengths)}")
+    for row in lost:
+        console.print(f"  {in_words(row)}, {row['steps']} steps")
+    counts = sorted({row["budget"] for row in budgets}, reverse=True)
+    table = new_table("default dB (above fewer steps; above holding) at so many of 28 steps", "run", *map(str, counts))
+    for part in dict.fromkeys(map(in_words, budgets)):
+        own = {row["budget"]: row for row in budgets if in_words(row) == part}
+        table.add_row(part, *(_above(own[count]) if count in own else "–" for count in counts))
+    console.print(table)
 
-    def new(config: Any) -> Any:
-        import diffusers
 
-        return getattr(diffusers, name).from_config(config, **options)
-
-    return new
+def _words(row: Row) -> str:
+    return f"{'images' if row['case'] == 'shapes-flux' else 'clips'}, {'guided' if row['guided'] else 'unguided'}"
 
 
-def shifted(config: Any, shift: str) -> Any:
-    """Euler's method for flow matching with its noise shifted: by a constant, or "dynamic", by the size of the latents.
+def _above(row: Row) -> str:
+    hold = f"; {row['psnr'] - row['hold']:+.1f}" if "hold" in row else ""
+    return f"{row['psnr']:.1f} ({row['psnr'] - row['fewer']:+.1f}{hold})"
 
-    Pipelines that tell no size get the shift of the reference images' 64 tokens.
-    """
-    from diffusers import FlowMatchEulerDiscreteScheduler
 
-    class Shifted(FlowMatchEulerDiscreteScheduler):  # type: ignore[misc]  # diffusers is untyped
-        # Pipelines read the signature to see what the scheduler takes.
-        def set_timesteps(
-            self,
-            num_inference_steps: int | None = None,
-            device: Any = None,
-            sigmas: list[float] | None = None,
-            mu: float | None = None,
-        ) -> None:
-            own = self.config
-            if own.use_dynamic_shifting and mu is None:
-                share = (64 - own.base_image_seq_len) / (own.max_image_seq_len - own.base_image_seq_len)
-                mu = own.base_shift + share * (own.max_shift - own.base_shift)
-            super().set_timesteps(num_inference_steps, device=device, sigmas=sigmas, mu=mu)
+def _cell(row: Row | None, kind: str) -> str:
+    own = None if row is None else row[kind]
+    if own is None:
+        return "–"
+    return f"{own['computed']}: {_above(own)}" if "fewer" in own else "all"
 
-    if shift == "dynamic":
-        return Shifted.from_config(config, use_dynamic_shifting=True)
-    return Shifted.from_config(config, shift=float(shift))
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Margins over fewer steps against the number of steps: solid the default, dotted half of the steps."""
+    parts = list(dict.fromkeys(map(_words, rows)))
+    figure, panels = panels_of(len(parts), sharey=True)
+    runs = list(dict.fromkeys(row["run"] for row in rows))
+    for panel, part in zip(panels, parts, strict=True):
+        for number, run in enumerate(runs):
+            own = sorted((r for r in rows if (_words(r), r["run"]) == (part, run)), key=lambda row: row["steps"])
+            for kind, style in (("default", "o-"), ("half", "x:")):
+                points = [(row["steps"], margin(row[kind])) for row in own]
+                known = [(steps, above) for steps, above in points if above is not None]
+                if known:
+                    label = run if kind == "default" else None
+                    panel.plot(*zip(*known, strict=True), style, color=f"C{number}", ms=3, lw=1, label=label)
+        panel.axhline(0, color="black", lw=0.8)
+        panel.set_title(part, fontsize=10)
+        panel.set_xlabel("steps of the run")
+    figure.supylabel("dB above fewer steps (same number computed)", fontsize=10)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+    explain(
+        figure,
+        "How much closer to the full run than fewer steps of the solver, for as many computed steps: above the line "
+        "is better. Solid: the default, which computes runs of fewer than 20 steps whole. Dotted: half of the steps.",
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ Random weights in bfloat16 (24, 28 and 41 GB), every second step computed, in ea
 device is waited for after every step, so a step's time includes its host time. Kernel launches are counted by
 torch.profiler in a further run.
 
-What `--minutes` leave no time for is left out, and the page says so. A later call with the same `--out` measures what
-the record there lacks, each model with the steps and repeats of its own call.
+What `--seconds` leave no time for is left out, and said. A later call with the same `--out` adds what the record there
+lacks of this device, each model with the steps and repeats of its own call.
 
 Then each model runs compiled, in CUDA graphs, quantised and offloaded, in region "step". Beside the times stand whether
 a run that computes every step, and a run after reuse, are bit-equal to the untouched one, and how often the host waits
@@ -22,98 +22,59 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
+import math
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from datetime import date
-from pathlib import Path
-from typing import Any
+from contextlib import nullcontext
 
 import torch
 from rich.console import Console
-from rich.table import Table
 from torch.profiler import ProfilerActivity, profile
 
 import omnireuse
+from bench._common import Row, Rows, new_parser, new_table, record_of
 from bench._gpu_ways import WAYS
-from bench._true_size import MODELS, Sampler
+from bench._true_size import MODELS, Sampler, name_of
 from omnireuse import Blend, EveryNth
 from omnireuse.errors import ConfigError
 from omnireuse.loop.strategy import REGIONS
-from omnireuse_lab.record import environment
 
 LAUNCHES = ("cudaLaunchKernel", "cuLaunchKernel", "hipLaunchKernel")
 LEAST_STEPS = 6
-OVER = "left out: the minutes are over"
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run and write ``gpu.json`` and a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench gpu", description=(__doc__ or "").split("\n")[0])
+    """Add what is missing to ``gpu.json``, and show tables."""
+    parser = new_parser("gpu", __doc__)
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--regions", nargs="+", choices=list(REGIONS), default=list(REGIONS))
     parser.add_argument("--ways", nargs="*", choices=list(WAYS), default=list(WAYS))
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--minutes", type=float, default=20.0, help="nothing begins later than that")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="nothing begins later than that")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to try the code")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
-    device = torch.device(options.device)
-    check(options, device)
-    options.out.mkdir(parents=True, exist_ok=True)
-    kept, end = options.out / "gpu.json", time.monotonic() + 60 * options.minutes
-    record = begun(kept, environment() | {"device": _name(device)})
-    asked = {name: " ".join(map(str, getattr(options, name))) for name in ("models", "regions", "ways")}
-    asked |= {name: getattr(options, name) for name in ("steps", "repeats", "device")}
-    words = " ".join(f"--{name} {value}" for name, value in asked.items())
-    record["commands"].append(f"python -m bench gpu {words}{' --tiny' if options.tiny else ''}")
-    done = {name: add(name, options, device, end=end, kept=(kept, record)) for name in options.models}
-    record["left_out"] = [name for name in options.models if not done[name]]
-    kept.write_text(json.dumps(record, indent=1))
-    console = Console(record=True, width=120)
-    show(record, console)
-    console.save_html(str(options.out / "gpu.html"))
-    print(f"wrote {kept} and gpu.html")
+    check(options, torch.device(options.device))
+    show(record_of("gpu", options, add)["rows"], Console())
 
 
-def begun(kept: Path, where: dict[str, Any]) -> dict[str, Any]:
-    """The record in a file, or a new one.
-
-    Raises:
-        ConfigError: the file was measured on another device or with other versions.
-    """
-    if not kept.exists():
-        return {"commands": [], "run": {"day": f"{date.today():%Y-%m-%d}"}, "environment": where, "models": {}}
-    record: dict[str, Any] = json.loads(kept.read_text())
-    if record["environment"] != where:
-        raise ConfigError(f"bench gpu(--out {kept.parent}): {kept} was measured elsewhere; give another folder")
-    return record
-
-
-def add(
-    name: str, options: argparse.Namespace, device: torch.device, *, end: float, kept: tuple[Path, dict[str, Any]]
-) -> bool:
-    """Measure what the record of a model lacks, writing the record after each part; False if there was no time."""
-    path, record = kept
-    models = record["models"]
-    if name not in models:
-        if time.monotonic() >= end:
-            return False
-        asked = {"steps": options.steps, "repeats": options.repeats}
-        models[name] = asked | measure(name, options, device) | {"ways": {}}
-        path.write_text(json.dumps(record, indent=1))
-    ways = models[name]["ways"]
-    for way in options.ways:
-        if way not in ways or ways[way].get("error") == OVER:
-            is_over = time.monotonic() >= end
-            ways[way] = {"error": OVER} if is_over else measure_way(name, way, options, device)
-            path.write_text(json.dumps(record, indent=1))
-    return True
+def add(rows: Rows, options: argparse.Namespace) -> None:
+    """Measure what the record of each model lacks on this device."""
+    device, end = torch.device(options.device), time.monotonic() + options.seconds
+    for name in options.models:
+        key = {"model": name, "device": name_of(device), "tiny": options.tiny}
+        for part in ("regions", *options.ways):
+            if rows.like(key | {"part": part}):
+                continue
+            if time.monotonic() >= end:
+                print(f"{name}, {part} is left out: the seconds are over")
+            elif part == "regions":
+                asked = {"steps": options.steps, "repeats": options.repeats}
+                rows.add(key | {"part": part} | asked | measure(name, options, device))
+            else:
+                rows.add(key | {"part": part} | measure_way(name, part, options, device))
 
 
 def check(options: argparse.Namespace, device: torch.device) -> None:
@@ -138,14 +99,14 @@ def check(options: argparse.Namespace, device: torch.device) -> None:
         )
 
 
-def measure(name: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def measure(name: str, options: argparse.Namespace, device: torch.device) -> Row:
     """Full runs and every region, in turns; what a model needs is freed with it."""
     sampler = Sampler(MODELS[name], tiny=options.tiny, device=device, dtype=torch.bfloat16)
     sampler.run(2, lambda _step: nullcontext())  # kernels are chosen and loaded
     full: list[list[float]] = []
-    rows: dict[str, list[dict[str, Any]]] = {region: [] for region in options.regions}
+    rows: dict[str, list[Row]] = {region: [] for region in options.regions}
     for _ in range(options.repeats):
-        full.append(timed(sampler, options.steps))
+        full.append(sampler.timed(options.steps))
         for region in options.regions:
             rows[region].append(measure_region(sampler, region, options.steps, full[-1]))
     return {
@@ -156,13 +117,13 @@ def measure(name: str, options: argparse.Namespace, device: torch.device) -> dic
     }
 
 
-def measure_region(sampler: Sampler, region: str, steps: int, full: list[float]) -> dict[str, Any]:
+def measure_region(sampler: Sampler, region: str, steps: int, full: list[float]) -> Row:
     """One run in this region beside a full one, then a run for the profiler alone."""
     policy = EveryNth(every=2)
     with omnireuse.enable(sampler, policy=policy, forecaster=Blend(), region=region) as handle:
         if sampler.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(sampler.device)
-        seconds = timed(sampler, steps)
+        seconds = sampler.timed(steps)
         peak = torch.cuda.max_memory_allocated(sampler.device) if sampler.device.type == "cuda" else None
         summary, events = handle.summary(), handle.events
         reused = sorted({event.step for event in events if event.reused})
@@ -180,7 +141,7 @@ def measure_region(sampler: Sampler, region: str, steps: int, full: list[float])
     }
 
 
-def measure_way(name: str, way: str, options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
+def measure_way(name: str, way: str, options: argparse.Namespace, device: torch.device) -> Row:
     """One way of running the model: full runs beside runs with reuse, and what reuse must leave bit-equal. What the
     machine cannot do is noted with its error, and the others go on."""
     sampler = Sampler(MODELS[name], tiny=options.tiny, device=device, dtype=torch.bfloat16)
@@ -188,14 +149,14 @@ def measure_way(name: str, way: str, options: argparse.Namespace, device: torch.
         WAYS[way](sampler)
         # A copy: the next run of a CUDA graph overwrites what the last one returned.
         full = _latents(sampler, options.steps)
-        runs = [timed(sampler, options.steps) for _ in range(options.repeats)]
+        runs = [sampler.timed(options.steps) for _ in range(options.repeats)]
         waits_full = host_waits(sampler, options.steps)
         with omnireuse.enable(sampler, policy="never") as handle:
             computing = torch.equal(_latents(sampler, options.steps), full)
         reusing: list[list[float]] = []
         with omnireuse.enable(sampler, policy=EveryNth(every=2), forecaster=Blend()) as handle:
             for _ in range(options.repeats):
-                reusing.append(timed(sampler, options.steps))
+                reusing.append(sampler.timed(options.steps))
             waits = host_waits(sampler, options.steps)
             ratio = handle.summary().step_ratio
         return {
@@ -234,7 +195,7 @@ def _latents(sampler: Sampler, steps: int) -> torch.Tensor:
     return sampler.run(steps, lambda _step: nullcontext()).clone()
 
 
-def summarised(runs: list[dict[str, Any]]) -> dict[str, Any]:
+def summarised(runs: list[Row]) -> Row:
     """The repeats of one region as one row."""
     speedups = [run["speedup"] for run in runs]
     kept = {name: runs[-1][name] for name in ("launches_reused", "kept_bytes", "peak_bytes", "steps_over_computed")}
@@ -244,22 +205,6 @@ def summarised(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "speedup": {"median": statistics.median(speedups), "lowest": min(speedups), "highest": max(speedups)},
         "host_ms_a_decision": statistics.median(run["host_ms"] for run in runs),
     }
-
-
-def timed(sampler: Sampler, steps: int) -> list[float]:
-    """Seconds of every step, the device waited for."""
-    seconds: list[float] = []
-
-    @contextmanager
-    def around(_step: int) -> Iterator[None]:
-        _wait(sampler.device)
-        start = time.perf_counter()
-        yield
-        _wait(sampler.device)
-        seconds.append(time.perf_counter() - start)
-
-    sampler.run(steps, around)
-    return seconds
 
 
 def launches(sampler: Sampler, steps: int, step: int) -> int | None:
@@ -272,33 +217,21 @@ def launches(sampler: Sampler, steps: int, step: int) -> int | None:
     return sum(event.count for event in profiler.key_averages() if event.key.startswith(LAUNCHES))
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
 def _ms(seconds: list[float]) -> dict[str, float]:
     return {"median": statistics.median(seconds) * 1e3, "lowest": min(seconds) * 1e3, "highest": max(seconds) * 1e3}
 
 
-def show(record: dict[str, Any], console: Console) -> None:
-    """A table: models by regions."""
-    table = Table(
-        title=f"every second step computed, {record['environment']['device']}", box=None, title_justify="left"
-    )
-    headings = ("model", "region", "computed ms", "reused ms", "launches", "MiB kept", "speed-up", "steps / computed")
-    for heading in headings:
-        table.add_column(heading)
-    for name, model in record["models"].items():
-        table.add_row(name, "full run", f"{model['full_step_ms']['median']:.2f}", "", _count(model["launches_full"]))
+def show(rows: list[Row], console: Console) -> None:
+    """A table of models by regions, and one of models by ways of running."""
+    headings = ("region", "computed ms", "reused ms", "launches", "MiB kept", "speed-up", "steps / computed")
+    table = new_table("every second step computed", "model", *headings)
+    for model in (row for row in rows if row["part"] == "regions"):
+        full = f"{model['full_step_ms']['median']:.2f}"
+        table.add_row(model["model"], "full run", full, "", _count(model["launches_full"]))
         for region, row in model["regions"].items():
             speedup = row["speedup"]
             table.add_row(
-                name,
+                model["model"],
                 region,
                 f"{row['computed_step_ms']['median']:.2f}",
                 f"{row['reused_step_ms']['median']:.2f}",
@@ -308,37 +241,16 @@ def show(record: dict[str, Any], console: Console) -> None:
                 f"{row['steps_over_computed']:.2f}",
             )
     console.print(table)
-    for name in record["left_out"]:
-        console.print(f"{name} {OVER}")
-    table = Table(title="ways of running, region step", box=None, title_justify="left")
-    headings = (
-        "model",
-        "way",
-        "full ms",
-        "speed-up",
-        "steps / computed",
-        "computing equal",
-        "removed equal",
-        "waits, full",
-        "waits",
-    )
-    for heading in headings:
-        table.add_column(heading)
-    for name, model in record["models"].items():
-        for way, row in model["ways"].items():
-            if "error" in row:
-                table.add_row(name, way, row["error"])
-                continue
-            figures = (row["full_step_ms"]["median"], row["speedup"], row["steps_over_computed"])
-            equal = ("yes" if row[f"{each}_is_equal"] else "NO" for each in ("computing", "removed"))
-            table.add_row(
-                name,
-                way,
-                *(f"{each:.2f}" for each in figures),
-                *equal,
-                _count(row.get("host_waits_full")),
-                _count(row["host_waits"]),
-            )
+    headings = ("way", "full ms", "speed-up", "steps / computed", "computing equal", "removed equal", "waits, full")
+    table = new_table("ways of running, region step", "model", *headings, "waits")
+    for row in (row for row in rows if row["part"] != "regions"):
+        if "error" in row:
+            table.add_row(row["model"], row["part"], row["error"])
+            continue
+        figures = (row["full_step_ms"]["median"], row["speedup"], row["steps_over_computed"])
+        equal = ("yes" if row[f"{each}_is_equal"] else "NO" for each in ("computing", "removed"))
+        waits = (_count(row.get("host_waits_full")), _count(row["host_waits"]))
+        table.add_row(row["model"], row["part"], *(f"{each:.2f}" for each in figures), *equal, *waits)
     console.print(table)
 
 

@@ -3,7 +3,7 @@
     python -m bench harm [--case movements …] [--grid] [--prompts 4] [--shared ../shared] [--out out/bench]
 
 The five pipelines of the project, and others that no constant was chosen on: a Flux that draws in pixels (from
-``../shared/models/pixel_flux``, where that is beside the checkout), the pixel U-Net of ``bench pixels``, a flow in one
+``../shared/models/pixel_flux``, where that is beside the checkout), a small U-Net of pixels, a flow in one
 dimension, a model that predicts v under a cosine schedule, and one with EDM's preconditioning and Karras' levels.
 ``--grid`` asks for every solver, shift, guidance and budget, and takes hours.
 
@@ -31,10 +31,9 @@ from rich.progress import track
 
 import omnireuse
 from bench import _unlike
-from bench._common import new_table
-from bench._resumable import Row, Rows, parser_of, record_of
-from bench.few_steps import shifted, solver
-from bench.pixels import trained
+from bench._common import Row, Rows, new_table, parser_of, record_of
+from bench._pixels import trained
+from bench._player import shifted, solver
 from omnireuse import Steps
 from reference.case import CASES
 from reference.drawing import Array
@@ -150,7 +149,7 @@ class PixelFlux(Model):
 
 
 class Pixels(Model):
-    """The U-Net of `bench pixels`, without guidance."""
+    """The U-Net of `_pixels`, without guidance."""
 
     runs = NOISE
 

@@ -11,12 +11,10 @@ the decisions of policies that measure say nothing. An operation that mixes devi
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,7 +22,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from rich.console import Console
 
 import omnireuse
-from bench._common import new_table, no_warnings, write_record
+from bench._common import new_parser, new_table, no_warnings, write_record
 from bench._fake_device import FakeSampler, HostReads, fake_device
 from bench._true_size import MODELS
 from omnireuse import (
@@ -86,11 +84,10 @@ def choices(steps: int) -> dict[str, dict[str, Any]]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run and write ``memory.json`` and a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench memory", description=(__doc__ or "").split("\n")[0])
+    parser = new_parser("memory", __doc__)
     parser.add_argument("--models", nargs="+", choices=list(SIZES), default=list(SIZES))
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--whole", action="store_true", help="all blocks of each model; minutes a model")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     command = f"python -m bench memory --models {' '.join(options.models)} --steps {options.steps}"
     record: dict[str, Any] = {

@@ -1,13 +1,12 @@
-"""The prefix cache beside plain copies: bandwidth of update and merge, time added to a decode step, memory held.
+"""The prefix cache beside plain copies, and beside vllm-omni's manager: time of update and merge.
 
     python -m bench prefix_cache [--widths 1024 2048 4096 8192] [--requests 8 32 128 256] [--out out/bench]
 
 Everything in bfloat16 on the CPU, blocks of 16 tokens on scattered places of a pool that was touched before. Beside
 each figure stands a plain copy of as many bytes, timed in turn with it: for update into the next part of a buffer as
 large as the pool, for merge request by request into memory that is there. The copy of an update has its own source,
-so that neither finds it in the processor's cache. A second series has, in place of the merge, the least that a merge
-must do: one gather of known slots into memory that is there, and a view for each request. Ratios are of one round.
-Times are processor time of one thread, so that other work on the machine does not count.
+so that neither finds it in the processor's cache. Ratios are of one round. Times are processor time of one thread, so
+that other work on the machine does not count.
 
 Where vllm-omni can be imported (scripts/vllm_omni_venv.sh), its own manager and ours behind its interface run in turn
 (`bench/_prefix_managers.py`); there the times are of all threads, as that manager reads prefixes on one of its own.
@@ -15,7 +14,6 @@ Where vllm-omni can be imported (scripts/vllm_omni_venv.sh), its own manager and
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import os
 import platform
@@ -23,7 +21,6 @@ import random
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,7 +29,7 @@ from rich.console import Console
 
 import omnireuse
 from bench import _prefix_managers
-from bench._common import new_table, write_record
+from bench._common import new_parser, new_table, write_record
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
 from omnireuse.errors import ConfigError
 
@@ -41,26 +38,22 @@ BLOCK = 16
 
 def main(arguments: list[str] | None = None) -> None:
     """Run and write ``prefix_cache.json``, ``prefix_managers.json`` and the tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench prefix_cache", description=(__doc__ or "").split("\n")[0])
+    parser = new_parser("prefix_cache", __doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[1024, 2048, 4096, 8192])
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 32, 128, 256])
     parser.add_argument("--tokens", type=int, default=32, help="a request fills and then hits")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     if options.tokens % BLOCK or min(options.tokens, options.repeats, *options.widths, *options.requests) < 1:
         raise ConfigError(f"bench prefix_cache: numbers must be ≥ 1 and --tokens a multiple of {BLOCK}, got {options}")
     torch.set_grad_enabled(False)
     torch.set_num_threads(1)
-    memory_held = memory(2048)  # first, so that no memory of other cells is given back meanwhile
     cells = [(width, requests) for width in options.widths for requests in options.requests]
     record: dict[str, Any] = {
         "command": "python -m bench prefix_cache",
         "environment": environment(),
         "bandwidth": [bandwidth(w, r, options.tokens, options.repeats) for w, r in cells],
-        "decode": [decode(w, max(options.requests), options.repeats) for w in options.widths],
-        "memory": memory_held,
-    }  # fmt: skip
+    }
     show(record, Console())
     write_record(record, options.out, "prefix_cache")
     if not _prefix_managers.is_importable():
@@ -70,7 +63,6 @@ def main(arguments: list[str] | None = None) -> None:
         "command": "python -m bench prefix_cache",
         "environment": environment(),
         "managers": [managers(w, r, options.tokens, options.repeats) for w, r in cells],
-        "memory": _prefix_managers.memory(2048, resident),
     }
     show_managers(record, Console())
     write_record(record, options.out, "prefix_managers")
@@ -127,17 +119,15 @@ def timed(function: Callable[[], object]) -> float:
 
 
 def bandwidth(width: int, num_requests: int, tokens: int, repeats: int) -> dict[str, Any]:
-    """Bytes a second of update, merge and the least that a merge can do, with a plain copy of the bytes after each."""
+    """Bytes a second of update and merge, with a plain copy of the bytes after each."""
     engine = Engine(width, num_requests, tokens // BLOCK)
     hidden = torch.randn(num_requests * tokens, width).bfloat16()
-    source, gathered, copied = hidden.clone(), hidden.clone(), hidden.clone().split(tokens)
+    source, copied = hidden.clone(), hidden.clone().split(tokens)
     beside = torch.zeros(4, *hidden.shape, dtype=torch.bfloat16)
-    rows = engine.cache.hidden_states_cache.view(-1, width)
-    parts = ("update", "merge", "gather")
-    seconds: dict[str, list[float]] = {name: [] for part in parts for name in (part, f"{part} copy")}
+    seconds: dict[str, list[float]] = {name: [] for name in ("update", "update copy", "merge", "merge copy")}
     new = hidden[:num_requests]  # one token each, the least that a hit computes
     starts = list(range(num_requests))
-    for kind, number in itertools.product(("merge", "gather"), range(-2, repeats)):
+    for number in range(-2, repeats):
         place = engine.next_place()
         slots = slots_of(place)
         spent = {"update": timed(lambda slots=slots: engine.write(hidden, slots))}
@@ -147,28 +137,24 @@ def bandwidth(width: int, num_requests: int, tokens: int, repeats: int) -> dict[
         for name in batch.req_id_to_index:
             engine.cache.add_prefix_cached_new_req_id(name)
         scheduled = dict.fromkeys(batch.req_id_to_index, 1)
-        if kind == "merge":
-            spent[kind] = timed(
-                lambda batch=batch, n=scheduled: engine.cache.get_merged_hidden_states(starts, batch, new, n)
-            )
-        else:
-            spent[kind] = timed(lambda slots=slots: torch.index_select(rows, 0, slots, out=gathered).split(tokens))
+        spent["merge"] = timed(
+            lambda batch=batch, n=scheduled: engine.cache.get_merged_hidden_states(starts, batch, new, n)
+        )
         pieces = beside[number % 4].split(tokens)
-        spent[f"{kind} copy"] = timed(
+        spent["merge copy"] = timed(
             lambda pieces=pieces: [to.copy_(piece) for to, piece in zip(copied, pieces, strict=True)]
         )
         if number >= 0:  # the first rounds warm up
             for part, value in spent.items():
                 seconds[part].append(value)
-    merged_bytes = num_requests * (tokens + 1) * width * 2
     result: dict[str, Any] = {"width": width, "requests": num_requests}
-    for name, num_bytes in zip(parts, (hidden.nbytes, merged_bytes, hidden.nbytes), strict=True):
+    for name, num_tokens in (("update", tokens), ("merge", tokens + 1)):
+        num_bytes = num_requests * num_tokens * width * 2
         own = [num_bytes / s / 1e9 for s in seconds[name]]
         copy = [hidden.nbytes / s / 1e9 for s in seconds[f"{name} copy"]]
         ratios = [a / b for a, b in zip(own, copy, strict=True)]
-        result[name] = {
-            "bytes": num_bytes, "gb_per_s": spread(own), "copy_gb_per_s": spread(copy), "share_of_copy": spread(ratios)
-        }  # fmt: skip
+        shares = {"gb_per_s": spread(own), "copy_gb_per_s": spread(copy), "share_of_copy": spread(ratios)}
+        result[name] = {"bytes": num_bytes, **shares}
     return result
 
 
@@ -183,41 +169,6 @@ def managers(width: int, num_requests: int, tokens: int, repeats: int) -> dict[s
     return result
 
 
-def decode(width: int, num_requests: int, repeats: int) -> dict[str, Any]:
-    """Microseconds that one decode step costs: a token for each request, no hits."""
-    engine = Engine(width, num_requests, 4)
-    hidden = torch.randn(num_requests, width).bfloat16()
-    spent = {"update": [], "copy": []}
-    for number in range(20 * repeats):
-        slots = engine.next_place()[:, 0] * BLOCK + number % BLOCK
-        spent["update"].append(timed(lambda slots=slots: engine.write(hidden, slots)) * 1e6)
-        spent["copy"].append(timed(hidden.clone) * 1e6)
-    return {"width": width, "requests": num_requests, **{name: spread(values) for name, values in spent.items()}}
-
-
-def memory(width: int) -> list[dict[str, Any]]:
-    """Resident memory against rows written, of a pool of 10,000 blocks; then after the blocks are freed."""
-    before = resident()
-    cache = OmniTensorPrefixCache(10_000, BLOCK, width, torch.bfloat16)
-    hidden = torch.ones(BLOCK * 500, width, dtype=torch.bfloat16)
-    before += hidden.nbytes
-    rows = []
-    for share in (0.0, 0.05, 0.25):
-        while (used := cache.stats()["rows_written"]) < share * 10_000 * BLOCK:
-            blocks = torch.arange(used // BLOCK, used // BLOCK + 500)
-            cache.update_omni_tensor_prefix_cache(hidden, None, len(hidden), slots_of(blocks))
-        rows.append({"state": f"{share:.0%} of the pool used", "rows_mib": used * width * 2 / 2**20})
-        rows[-1]["resident_mib"] = (resident() - before) / 2**20
-    cache.free_blocks(range(10_000))
-    rows.append({"state": "all freed", "rows_mib": 0.0, "resident_mib": (resident() - before) / 2**20})
-    return rows
-
-
-def resident() -> int:
-    """Resident bytes of this process (Linux)."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 def spread(values: list[float]) -> dict[str, float]:
     """Median and middle half."""
     low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
@@ -225,24 +176,15 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def show(record: dict[str, Any], console: Console) -> None:
-    """The tables; spreads are the middle half of the rounds."""
-    table = new_table("bandwidth, GB/s, and share of a plain copy", "row", "requests", "MiB", "update", "share of copy",
-                      "merge", "share of copy", "bare gather", "share of copy")  # fmt: skip
+    """The table; spreads are the middle half of the rounds."""
+    heads = ("requests", "MiB", "update", "share of copy", "merge", "share of copy")
+    table = new_table("bandwidth, GB/s, and share of a plain copy", "row", *heads)
     for cell in record["bandwidth"]:
         figures = []
-        for part in (cell["update"], cell["merge"], cell["gather"]):
+        for part in (cell["update"], cell["merge"]):
             figures += [f"{part['gb_per_s']['median']:.1f}", words(part["share_of_copy"], ".2f")]
         mib = f"{cell['update']['bytes'] / 2**20:.1f}"
         table.add_row(f"{cell['width'] * 2 // 1024} KB", str(cell["requests"]), mib, *figures)
-    console.print(table)
-    table = new_table("a decode step, µs", "row", "requests", "update", "plain copy")
-    for cell in record["decode"]:
-        times = [words(cell[name], ".0f") for name in ("update", "copy")]
-        table.add_row(f"{cell['width'] * 2 // 1024} KB", str(cell["requests"]), *times)
-    console.print(table)
-    table = new_table("memory, MiB, pool of 625 MiB", "state", "rows", "resident")
-    for row in record["memory"]:
-        table.add_row(row["state"], f"{row['rows_mib']:.0f}", f"{row['resident_mib']:.0f}")
     console.print(table)
 
 
@@ -259,12 +201,6 @@ def show_managers(record: dict[str, Any], console: Console) -> None:
             figures += [f"{spent[name]['median']:.2f}" for name in ("omnireuse", "vllm-omni")]
             figures += [words(spent["ratio"], ".1f"), f"{cell[f'{part}, clock']['ratio']['median']:.1f}"]
         table.add_row(f"{cell['width'] * 2 // 1024} KB", str(cell["requests"]), *figures)
-    console.print(table)
-    first = record["memory"][0]
-    table = new_table(f"resident MiB, pool of {first['pool_mib']:.0f} MiB, by blocks written", "manager",
-                      *first["resident_mib"])  # fmt: skip
-    for row in record["memory"]:
-        table.add_row(row["manager"], *(f"{value:.0f}" for value in row["resident_mib"].values()))
     console.print(table)
 
 

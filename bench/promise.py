@@ -4,10 +4,8 @@
 
 PSNR in dB to the full run of 28 steps for many held-out captions each: the plans of the committed profiles, and the
 default at 14, 9 and 7 steps on the pipelines that have none. Then, many times over, some of these figures are drawn as
-a calibration would hold them out, a bound is computed from them, and the figures that were not drawn say whether nine
-of ten reach it. Beside the bound that plans promise stand the other ways to compute one.
-
-At the end it says what a look at the conditions of a pipeline costs.
+a calibration would hold them out, the bound is computed from them that plans promise, and the figures that were not
+drawn say whether nine of ten reach it. At the end it says what a look at the conditions of a pipeline costs.
 
 Samples are written as soon as they are known, and a run that was stopped goes on where it was: delete the file to begin
 anew.
@@ -16,174 +14,81 @@ anew.
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import statistics
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
-from scipy.stats import nct
 
-import omnireuse
-from bench._common import new_table, no_warnings, write_record
+from bench._common import Row, Rows, new_table, parser_of, record_of, write_record
+from bench._player import STEPS, Player
 from omnireuse import Profile
-from omnireuse.pipelines.pictures import psnr
 from omnireuse.profiles.conditions import Watch
-from omnireuse.profiles.coverage import COVERAGE, FEWEST, lower_bound
-from omnireuse_lab.record import environment
-from reference.case import CASES, CLIPS, FACES, Case
+from omnireuse.profiles.coverage import FEWEST, lower_bound
+from reference.case import CASES, CLIPS, FACES
 
 SEED = 9100
-STEPS = 28
 BUDGETS = (14, 9, 7)
-SIZES = (3, 5, 8, 12, 16, 24, 32, 48)
+SIZES = tuple(size for size in (5, 8, 12, 16, 24, 32, 48) if size >= FEWEST)
 """Numbers of held-out captions."""
-
-Row = dict[str, Any]
-Way = Callable[[Sequence[float]], float]
+MOST_CLIPS = 120
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing; write ``promise.json`` and show tables."""
-    parser = argparse.ArgumentParser(prog="python -m bench promise", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--case", nargs="+", choices=CASES, default=[name for name in CASES if name != FACES.name])
-    parser.add_argument("--prompts", type=int, default=200, help="captions; at most 120 of clips")
+    parser = parser_of("promise", __doc__, [name for name in CASES if name != FACES.name], prompts=200)
     parser.add_argument("--draws", type=int, default=1000)
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
-    kept = options.out / "promise.json"
-    record: Row = json.loads(kept.read_text()) if kept.is_file() else {"samples": []}
-    record |= {"command": "python -m bench promise", "environment": environment(), "draws": options.draws}
-    with no_warnings():
-        for case in options.case:
-            for guided in (True, False):
-                if any((row["case"], row["guided"]) == (case, guided) for row in record["samples"]):
-                    continue
-                record["samples"] += sampled(CASES[case], options.prompts, guided=guided)
-                write_record(record, options.out, "promise", quiet=True)
-    record["bounds"] = resampled(record["samples"], options.draws)
-    record["asked"] = asked(record["samples"], options.draws)
-    record["look_ms"] = cost_of_a_look()
+    record = record_of("promise", options, measure, draws=options.draws)
+    record |= {"bounds": resampled(record["rows"], options.draws), "look_ms": cost_of_a_look()}
     write_record(record, options.out, "promise")
     show(record, Console())
 
 
-def sampled(case: Case, prompts: int, *, guided: bool) -> list[Row]:
-    """The PSNR of each caption, for each plan of the committed profile, or for the default."""
-    pipeline = case.load()
-    pipeline.set_progress_bar_config(disable=True)
-    folder = case.find(None) / "profiles"
-    seen = set((folder / "prompts.txt").read_text(encoding="utf-8").splitlines()) if folder.is_dir() else set()
-    count = min(prompts, 120) if case is CLIPS else prompts
-    captions = [
-        case.caption(scene) for scene in case.held_out(132 if case is CLIPS else count + 2 * len(seen), seed=SEED)
-    ]
-    captions = [caption for caption in captions if caption not in seen][:count]
-    call: Row = {"num_inference_steps": STEPS} | ({} if guided else {case.guidance: 1.0})
+def measure(rows: Rows, options: argparse.Namespace) -> None:
+    """Add the missing samples: the PSNR of each caption, for each plan of the committed profile, or for the default."""
+    for case in options.case:
+        for guided in (guidance == "guided" for guidance in options.guidance):
+            if not rows.like(key := {"case": case, "guided": guided}):
+                rows.add(*(key | sample for sample in sampled(key, options.prompts)))
 
-    def make() -> Any:
-        return case.generate(pipeline, captions, range(SEED, SEED + len(captions)), **call)
 
-    name = f"{case.name}-{STEPS}-{'guided' if guided else 'unguided'}.json"
-    profile = Profile.load(folder / name) if folder.is_dir() else None
+def sampled(part: Row, prompts: int) -> list[Row]:
+    """The samples of one case."""
+    case = CASES[part["case"]]
+    folder, count = case.find(None) / "profiles", min(prompts, MOST_CLIPS) if case is CLIPS else prompts
+    is_calibrated = folder.is_dir()
+    seen = set((folder / "prompts.txt").read_text(encoding="utf-8").splitlines()) if is_calibrated else set()
+    scenes = case.held_out(MOST_CLIPS + 12 if case is CLIPS else count + 2 * len(seen), seed=SEED)
+    captions = [caption for caption in map(case.caption, scenes) if caption not in seen][:count]
+    player = Player(part, captions, seed=SEED)
+    name = f"{case.name}-{STEPS}-{'guided' if part['guided'] else 'unguided'}.json"
+    profile = Profile.load(folder / name) if is_calibrated else None
     counts = sorted(profile.plans, reverse=True) if profile is not None else BUDGETS
-    full, rows = make(), []
-    for computed in counts:
-        with omnireuse.enable(pipeline, computed_steps=computed, profile=profile):
-            made = make()
-        found = [round(min(psnr(one, other), 100.0), 2) for one, other in zip(made, full, strict=True)]
-        rows.append({"case": case.name, "guided": guided, "computed": computed, "psnr": found})
-    return rows
-
-
-def _by_mean(values: Sequence[float]) -> float:
-    """The lower bound of the mean by Student's t, one-sided at 95 %, which plans promised until version 0.2.
-
-    Source of the quantile: Abramowitz and Stegun, "Handbook of Mathematical Functions", 26.7.5.
-    """
-    freedom, z = len(values) - 1, statistics.NormalDist().inv_cdf(0.95)
-    quantile = z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    return statistics.fmean(values) - quantile * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def _by_normal(confidence: float) -> Way:
-    def bound(values: Sequence[float]) -> float:
-        root, below = math.sqrt(len(values)), statistics.NormalDist().inv_cdf(COVERAGE)
-        factor = nct.ppf(confidence, len(values) - 1, below * root) / root
-        return statistics.fmean(values) - float(factor) * statistics.stdev(values)
-
-    return bound
-
-
-WAYS: dict[str, Way] = {
-    "promised": lower_bound,
-    "normal, 95 %": _by_normal(0.95),
-    "normal, 90 %": _by_normal(0.9),
-    "smallest": min,
-    "mean, 95 %": _by_mean,
-}
-
-
-def _ways(size: int) -> dict[str, Way]:
-    return {way: bound for way, bound in WAYS.items() if bound is not lower_bound or size >= FEWEST}
+    return [
+        {"computed": count, "psnr": player.judge(player.reusing(computed_steps=count, profile=profile)[0])}
+        for count in counts
+    ]
 
 
 def resampled(samples: Sequence[Row], draws: int) -> list[Row]:
-    """For each number of held-out captions and each way: how often nine of ten of the others reach the bound, on
-    average over all samples and for the worst of them, and how far it is below the tenth that they do reach, in dB."""
+    """For each number of held-out captions: how often nine of ten of the others reach the bound, on average over all
+    samples and for the worst of them, and how far it is below the tenth that they do reach, in dB."""
     generator, rows = np.random.default_rng(SEED), []
     for size in SIZES:
-        found: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
-        for sample in samples:
-            values = np.array(sample["psnr"])
+        holds, below = [], []
+        for values in (np.array(sample["psnr"]) for sample in samples if len(sample["psnr"]) > size):
             parts = [np.split(values[generator.permutation(len(values))], [size]) for _ in range(draws)]
-            for way, bound in _ways(size).items():
-                bounds = [bound(drawn.tolist()) for drawn, _ in parts]
-                held = [(rest >= each).mean() >= 0.9 for each, (_, rest) in zip(bounds, parts, strict=True)]
-                below = [tenth_of(rest) - each for each, (_, rest) in zip(bounds, parts, strict=True)]
-                found[way].append((float(np.mean(held)), float(np.mean(below))))
-        for way, figures in ((way, each) for way, each in found.items() if each):
-            holds, below = zip(*figures, strict=True)
-            rows.append(
-                {
-                    "size": size,
-                    "way": way,
-                    "holds": round(statistics.fmean(holds), 3),
-                    "worst": round(min(holds), 3),
-                    "below": round(statistics.fmean(below), 2),
-                }
-            )
-    return rows
-
-
-def asked(samples: Sequence[Row], draws: int) -> list[Row]:
-    """How often the plan that `quality=` takes reaches what was asked for: the cheapest whose bound is high enough, so
-    that luck has a part in the choice. Targets are spread over what the plans reach."""
-    generator, rows = np.random.default_rng(SEED), []
-    cases = dict.fromkeys((sample["case"], sample["guided"]) for sample in samples)
-    for size in (size for size in SIZES if size >= FEWEST):
-        kept, lost = [], 0
-        for case in cases:
-            plans = np.array([each["psnr"] for each in samples if (each["case"], each["guided"]) == case])
-            for _ in range(draws):
-                order = generator.permutation(plans.shape[1])
-                drawn, rest = plans[:, order[:size]], plans[:, order[size:]]
-                target = generator.uniform(tenth_of(plans[-1]) - 5, tenth_of(plans[0]))
-                # The samples are in the order of falling numbers of computed steps.
-                cheapest = next(
-                    (i for i in reversed(range(len(plans))) if lower_bound(drawn[i].tolist()) >= target), None
-                )
-                if cheapest is None:
-                    lost += 1
-                else:
-                    kept.append(bool((rest[cheapest] >= target).mean() >= 0.9))
-        holds = round(statistics.fmean(kept), 3) if kept else None
-        rows.append({"size": size, "holds": holds, "refused": round(lost / draws / len(cases), 3)})
+            bounds = [lower_bound(drawn.tolist()) for drawn, _ in parts]
+            pairs = [(bound, rest) for bound, (_, rest) in zip(bounds, parts, strict=True)]
+            holds.append(statistics.fmean(float((rest >= bound).mean() >= 0.9) for bound, rest in pairs))
+            below.append(statistics.fmean(tenth_of(rest) - bound for bound, rest in pairs))
+        if holds:
+            found = {"holds": statistics.fmean(holds), "worst": min(holds), "below": statistics.fmean(below)}
+            rows.append({"size": size, **{name: round(value, 3) for name, value in found.items()}})
     return rows
 
 
@@ -209,37 +114,21 @@ def tenth_of(values: Any) -> float:
 
 
 def show(record: Row, console: Console) -> None:
-    """What the samples are like, how often each bound holds, and how often a choice by `quality=` does."""
+    """What the samples are like, and how often the bound holds."""
     table = new_table("Samples, PSNR in dB", "case", "computed", "captions", "mean", "deviation", "tenth", "smallest")
-    for row in record["samples"]:
+    for row in record["rows"]:
         values = row["psnr"]
-        table.add_row(
-            f"{row['case']}, {'guided' if row['guided'] else 'no guidance'}",
-            str(row["computed"]),
-            str(len(values)),
-            *(
-                f"{each:.1f}"
-                for each in (statistics.fmean(values), statistics.stdev(values), tenth_of(values), min(values))
-            ),
-        )
+        figures = (statistics.fmean(values), statistics.stdev(values), tenth_of(values), min(values))
+        name = f"{row['case']}, {'guided' if row['guided'] else 'no guidance'}"
+        table.add_row(name, str(row["computed"]), str(len(values)), *(f"{each:.1f}" for each in figures))
     console.print(table)
-    table = new_table("Bound holds (at worst); dB below the tenth", "held out", *WAYS)
-    for size in SIZES:
-        own = {row["way"]: row for row in record["bounds"] if row["size"] == size}
-        table.add_row(str(size), *(_cell(own.get(way)) for way in WAYS))
-    console.print(table)
-    sizes = [row["size"] for row in record["asked"]]
-    table = new_table("Nine of ten reach what quality= asks for", "held-out captions", *map(str, sizes))
-    table.add_row("holds", *("" if row["holds"] is None else f"{row['holds']:.2f}" for row in record["asked"]))
-    table.add_row("refused", *(f"{row['refused']:.2f}" for row in record["asked"]))
+    table = new_table("The bound that plans promise", "held out", "holds", "at worst", "dB below the tenth")
+    for row in record["bounds"]:
+        table.add_row(str(row["size"]), f"{row['holds']:.2f}", f"{row['worst']:.2f}", f"{row['below']:.1f}")
     console.print(table)
     console.print(
         f"to see that nothing has changed in a denoiser of a thousand weights takes {record['look_ms']:.2f} ms"
     )
-
-
-def _cell(row: Row | None) -> str:
-    return "" if row is None else f"{row['holds']:.2f} ({row['worst']:.2f}); {row['below']:.1f}"
 
 
 if __name__ == "__main__":

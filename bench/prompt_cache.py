@@ -1,36 +1,30 @@
-"""What a prompt-embedding hit costs: in the process, on disk and in Redis, alone and from eight threads.
+"""What a prompt-embedding hit costs: in the process, by the size of the encoder, on disk, in Redis, and in a rollout.
 
-``python -m bench prompt_cache [--only PART] [--operations 100000] [--size xxl]``. For ``hits`` the encoders have the
-structure of CLIP-L and T5-XXL but no data (the meta device) and return stored tensors of the true shapes: the cache's
-own cost remains. Best of several repeats. ``rollout`` and ``encoders`` encode for real; run alone, they also tell the
-peak of the process's memory.
+    python -m bench prompt_cache [--only PART]
+
+For ``hits`` the encoders have the structure of CLIP-L and T5-XXL but no data (the meta device) and return stored
+tensors of the true shapes: the cache's own cost remains. Best of several repeats. ``rollout`` encodes for real.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import itertools
-import resource
 import shutil
 import socket
 import subprocess
 import tempfile
 import time
 import timeit
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from typing import Any
 
-import cachetools
 import torch
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
 from omnireuse.diffusion.cache.prompt_embed_cache import (
-    PromptEmbedCache,
     install_prompt_embed_cache,
 )
-from omnireuse.prompts.keys import freeze
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from omnireuse.stores.tier import Tier
@@ -38,18 +32,16 @@ from reference.captions import caption, held_out_scenes
 from reference.load import SAMPLING, load_image_pipeline
 from tests.helpers.prompt_pipelines import tokenizer
 
-PARTS = ("hits", "layers", "keys", "others", "tiers", "rollout", "encoders", "threads")
 CLIP_L = {"num_hidden_layers": 12, "intermediate_size": 3072, "num_attention_heads": 12}
 
 
 class FluxSized:
     """encode_prompt with Flux's signature, encoders and shapes: 77 CLIP and 512 T5 tokens."""
 
-    def __init__(self, size: str = "xxl") -> None:
-        d_model, d_ff, heads = {"xl": (2048, 5120, 32), "xxl": (4096, 10240, 64)}[size]
+    def __init__(self) -> None:
         with torch.device("meta"):
             self.text_encoder = CLIPTextModel(CLIPTextConfig(hidden_size=768, **CLIP_L)).eval()
-            t5 = T5Config(d_model=d_model, d_ff=d_ff, num_layers=24, num_heads=heads, feed_forward_proj="gated-gelu")
+            t5 = T5Config(d_model=4096, d_ff=10240, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu")
             self.text_encoder_2 = T5EncoderModel(t5).eval()
         self.outputs = (torch.zeros(1, 512, 4096, dtype=torch.bfloat16), torch.zeros(1, 768), torch.zeros(512, 3))
 
@@ -135,60 +127,6 @@ def layers() -> None:
         row("... after a new module of the process, which takes some 20 us itself", after)
 
 
-def keys() -> None:
-    """Time to make the key of one prompt, by its length."""
-    for length in (100, 1_000, 10_000, 100_000, 1_000_000):
-        text = "x" * length
-        row(f"key of a prompt of {length:,} characters", best_us(lambda text=text: freeze(text), 3, 50))
-
-
-def beside_others() -> None:
-    """get of a present key, beside caches that know nothing of types, bytes or threads."""
-    cache = PromptEmbedCache()
-    cache.put("prompt", torch.zeros(1))
-    other: cachetools.LRUCache[str, torch.Tensor] = cachetools.LRUCache(32)
-    other["prompt"] = torch.zeros(1)
-    cached = functools.lru_cache(32)(lambda text: text)
-    cached("prompt")
-    row("PromptEmbedCache.get of a text", best_us(lambda: cache.get("prompt")))
-    row("cachetools.LRUCache.get", best_us(lambda: other.get("prompt")))
-    row("functools.lru_cache", best_us(lambda: cached("prompt")))
-
-
-def threads(operations: int) -> None:
-    """Eight threads of gets, puts and calls; the counts must add up and no prompt may be encoded twice."""
-    pipeline = FluxSized()
-    pipeline.text_encoder = pipeline.text_encoder_2 = torch.nn.Linear(1, 1).eval()
-    encoded: list[str] = []
-
-    def encode_prompt(prompt: str) -> torch.Tensor:
-        encoded.append(prompt)
-        return torch.zeros(8)
-
-    pipeline.encode_prompt = encode_prompt  # type: ignore[method-assign]  # a counting stand-in
-    cache = install_prompt_embed_cache(pipeline, max_size=2048)
-    assert cache is not None
-
-    def work(seed: int) -> None:
-        for i in range(operations):
-            if i % 10 == 9:
-                cache.put((seed, i % 7), i)
-            else:
-                pipeline.encode_prompt(f"prompt {(i * 31 + seed) % 1000}")
-
-    start = time.perf_counter()
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(work, range(8)))
-    seconds = time.perf_counter() - start
-    calls = 8 * (operations - operations // 10)
-    if cache.hits + cache.misses != calls or len(encoded) != len(set(encoded)):
-        raise SystemExit(
-            f"lost or duplicated: {cache.details()}, {len(encoded)} encodes of {len(set(encoded))} prompts"
-        )
-    total = 8 * operations
-    row(f"8 threads x {operations:,} mixed operations, none lost, none encoded twice", total / seconds, "a second")
-
-
 def tiers() -> None:
     """A 4 MB entry, from the byte store to tensors."""
     value = (torch.randn(1, 512, 4096).bfloat16(), torch.randn(1, 768), None)
@@ -258,86 +196,17 @@ def rollout() -> None:
     row("... bytes of its entries", cache.details()["num_bytes"] / 2**20, "MiB")
 
 
-class TrueSized(FluxSized):
-    """CLIP-L and a T5 encoder of true size in bfloat16, with random weights."""
-
-    def __init__(self, size: str) -> None:
-        super().__init__(size)
-        noise = 0.02 * torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).bfloat16()
-        for encoder in (self.text_encoder, self.text_encoder_2):
-            encoder.to(torch.bfloat16).to_empty(device="cpu")
-            for parameter in encoder.parameters():
-                for chunk in parameter.data.view(-1).split(noise.numel()):
-                    chunk.copy_(noise[: chunk.numel()])
-            for name, buffer in encoder.named_buffers():
-                if name.endswith("position_ids"):
-                    buffer.copy_(torch.arange(buffer.numel()))
-
-    def parameters(self) -> Iterator[torch.Tensor]:
-        """Of both encoders."""
-        return itertools.chain(self.text_encoder.parameters(), self.text_encoder_2.parameters())
-
-    @torch.no_grad()
-    def encode_prompt(self, prompt: str, max_sequence_length: int = 512) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token a character, padded to 77 for CLIP and to ``max_sequence_length`` for T5."""
-        tokens = [min(ord(c), 255) for c in prompt]
-        clip = torch.tensor([(tokens + [0] * 77)[:77]])
-        t5 = torch.tensor([(tokens + [0] * max_sequence_length)[:max_sequence_length]])
-        return self.text_encoder_2(t5).last_hidden_state, self.text_encoder(clip).pooler_output
-
-
-def encoders(size: str, num_sampled: int) -> None:
-    """64 prompts x 8 seeds through encoders of true size; few prompts are timed, and the times scaled."""
-    pipeline = TrueSized(size)
-    num_weights = sum(p.numel() for p in pipeline.parameters()) / 1e9
-    prompts = [f"prompt number {i}" for i in range(PROMPTS)]
-    start = time.perf_counter()
-    for name in prompts[:num_sampled]:
-        pipeline.encode_prompt(name)
-    each = (time.perf_counter() - start) / num_sampled
-    cache = install_prompt_embed_cache(pipeline, max_size=PROMPTS)
-    assert cache is not None
-    start = time.perf_counter()
-    for name in prompts[:num_sampled]:
-        for _ in range(SEEDS):
-            pipeline.encode_prompt(name)
-    with_cache = (time.perf_counter() - start) / num_sampled
-    label = f"CLIP-L + T5-{size.upper()} ({num_weights:.1f}e9 weights, bfloat16)"
-    row(f"{label}: one encode of 77 + 512 tokens, mean of {num_sampled}", each, "s")
-    row(
-        f"... {PROMPTS} prompts x {SEEDS} seeds without the cache, {PROMPTS * SEEDS} encodes, extrapolated",
-        each * PROMPTS * SEEDS,
-        "s",
-    )
-    row(f"... with it, {PROMPTS} encodes, scaled from {num_sampled} prompts", with_cache * PROMPTS, "s")
-    if (cache.misses, cache.hits) != (num_sampled, num_sampled * (SEEDS - 1)):
-        raise SystemExit(f"expected {num_sampled} encodes, got {cache.stats()}")
-    row("... bytes of one entry", cache.details()["num_bytes"] / num_sampled / 2**20, "MiB")
+PARTS: dict[str, Callable[[], None]] = {"hits": hits_in_process, "layers": layers, "tiers": tiers, "rollout": rollout}
 
 
 def main(options: list[str] | None = None) -> None:
     """Run all and print a table."""
-    parser = argparse.ArgumentParser(prog="bench prompt_cache", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench prompt_cache", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--only", choices=PARTS, help="one part")
-    parser.add_argument("--operations", type=int, default=100_000, help="of each of the eight threads")
-    parser.add_argument("--size", choices=["xl", "xxl"], default="xl", help="the T5 of part encoders; xxl takes 10 GB")
-    parser.add_argument("--sampled", type=int, default=2, help="prompts that part encoders encodes")
     arguments = parser.parse_args(options)
-    parts: dict[str, Callable[[], None]] = {
-        "hits": hits_in_process,
-        "layers": layers,
-        "keys": keys,
-        "others": beside_others,
-        "tiers": tiers,
-        "rollout": rollout,
-        "encoders": lambda: encoders(arguments.size, arguments.sampled),
-        "threads": lambda: threads(arguments.operations),
-    }
-    for name, part in parts.items():
+    for name, part in PARTS.items():
         if arguments.only in (None, name):
             part()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    row("peak memory of this process", peak, "GiB")
 
 
 if __name__ == "__main__":

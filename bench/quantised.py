@@ -20,9 +20,9 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
-from bench._common import new_table
-from bench._resumable import Row, Rows, parser_of, record_of
-from bench.tune import Tuned
+from bench._common import Row, Rows, new_table, parser_of, record_of
+from bench._player import Player
+from bench.tune import add
 
 CASE, RUN = "shapes-flux", "shift 1"
 METHODS = ("fewer", "hold", "untuned", "tuned 3")
@@ -45,16 +45,13 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure(rows: Rows, options: argparse.Namespace) -> None:
     """Measure what is missing of each way."""
+    draws = [(method, draw) for method in METHODS for draw in range(options.draws if "tuned " in method else 1)]
     for held, budget in track(list(itertools.product(options.held, options.budgets)), "quantised"):
-        Tuned.pipelines.clear()  # the weights are changed in place
+        Player.pipelines.clear()  # the weights are changed in place
         steps, computed = map(int, budget.split(":"))
         key = {"held": held, "case": CASE, "run": RUN, "guided": True, "steps": steps, "computed": computed}
-        player = Tuned(key, prompts=options.prompts, draws=options.draws, prepare=WAYS[held])
-        for method in METHODS:
-            for draw in range(options.draws if method.startswith("tuned") else 1):
-                if not rows.like(key | {"method": method, "draw": draw}):
-                    rows.add(key | {"method": method, "draw": draw} | player.play(method, draw))
-    Tuned.pipelines.clear()
+        add(rows, key, draws, prompts=options.prompts, draws=options.draws, prepare=WAYS[held])
+    Player.pipelines.clear()
 
 
 def _with_torchao(config: str) -> Callable[[torch.nn.Module], None]:

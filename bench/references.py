@@ -24,9 +24,9 @@ import torch
 from rich.console import Console
 
 from bench import _reference_memory, _reference_quality, _reference_time
+from bench._common import Row, new_parser, record_of
 from bench._editing_size import EDITING
 from bench._reference_figures import draw, show
-from bench._resumable import Row, record_of
 from omnireuse.errors import ConfigError
 
 TOP = Path(__file__).resolve().parents[1]
@@ -39,7 +39,7 @@ PARTS: Mapping[str, Any] = {
 
 def main(arguments: list[str] | None = None) -> None:
     """Add the missing rows of these parts to ``references.json``; show tables, and draw ``references.png``."""
-    parser = argparse.ArgumentParser(prog="python -m bench references", description=(__doc__ or "").split("\n")[0])
+    parser = new_parser("references", __doc__)
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
     parser.add_argument("--models", nargs="+", choices=list(EDITING), default=list(EDITING))
     parser.add_argument("--device", default="cpu")
@@ -52,7 +52,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--parts-in", type=Path, default=Path("runs", "faces-edit"), help="of the people's drawings")
     parser.add_argument("--edits", type=int, default=48, help="held-out edits")
     parser.add_argument("--show", action="store_true", help="only show the record")
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     check(options)
     rows: list[Row] = []

@@ -16,12 +16,11 @@ import statistics
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from bench._common import new_table, write_record
+from bench._common import new_parser, new_table, write_record
 from omnireuse.errors import ConfigError
 
 AFFINITY = "omnireuse.engines.ray_serve.PromptAffinityRouter"
@@ -77,7 +76,7 @@ def measure(router: str | None, seed: int, options: argparse.Namespace, clients:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run and write ``router.json`` and a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench router", description=(__doc__ or "").split("\n")[0])
+    parser = new_parser("router", __doc__)
     parser.add_argument("--requests", type=int, default=600, help="of one run")
     parser.add_argument("--prompts", type=int, default=120, help="different ones")
     parser.add_argument("--exponent", type=float, default=0.9, help="of Zipf's law")
@@ -87,7 +86,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 3, 6], help="requests at once")
     parser.add_argument("--seconds", type=float, default=0.02, help="that a request takes")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("out/bench"))
     options = parser.parse_args(arguments)
     os.environ.setdefault("RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S", "2")  # for both routers
     try:

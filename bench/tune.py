@@ -16,12 +16,8 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import os
 import statistics
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,32 +25,17 @@ import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-import omnireuse
-from bench._common import new_table
-from bench._resumable import Player, Row, Rows, parser_of, parts_of, record_of
-from bench.few_steps import shifted, solver
-from omnireuse import Steps
-from omnireuse.pipelines.pictures import psnr
-from reference.drawing import Array
+from bench._common import Row, Rows, in_words, new_table, parser_of, record_of
+from bench._player import Player, Runs, add_run, parts_of
 from reference.figures import explain, panels_of
 
 SEED = 12_000
-
-
-def shifts(*wanted: str) -> dict[str, Callable[[Any], Any]]:
-    """For each shift the scheduler that has it."""
-    return {f"shift {shift}": partial(shifted, shift=shift) for shift in wanted}
-
-
-RUNS: dict[str, dict[str, Callable[[Any], Any]]] = {
-    "shapes-flux": shifts("1", "3", "6"),
-    "shapes-wan": shifts("1", "3", "6"),
-    "shapes-dev": shifts("1", "3", "6"),
-    "shapes-sd": {
-        "DDIM": solver("DDIMScheduler"),
-        "DPM++ 2M, Karras": solver("DPMSolverMultistepScheduler", use_karras_sigmas=True),
-    },
-    "faces": shifts("1", "1.5", "3", "6"),
+RUNS: Runs = {
+    "shapes-flux": ("shift 1", "shift 3", "shift 6"),
+    "shapes-wan": ("shift 1", "shift 3", "shift 6"),
+    "shapes-dev": ("shift 1", "shift 3", "shift 6"),
+    "shapes-sd": ("DDIM", "DPM++ 2M, Karras"),
+    "faces": ("shift 1", "shift 1.5", "shift 3", "shift 6"),
 }
 BUDGETS = ("28:14", "28:9", "28:7", "50:20")
 PICTURES = 3
@@ -63,7 +44,7 @@ PICTURES = 3
 def main(arguments: list[str] | None = None) -> None:
     """Run what is missing; write ``tune.json``, and show a table."""
     parser = parser_of("tune", __doc__, RUNS, prompts=8)
-    parser.add_argument("--run", nargs="+", default=None, help="names of runs, such as 'shift 1'; all by default")
+    add_run(parser)
     parser.add_argument("--budgets", nargs="+", default=list(BUDGETS), help="steps:computed steps")
     parser.add_argument("--draws", type=int, default=4)
     parser.add_argument("--draws-of-fewer", type=int, default=2, help="draws that are tuned on 1 and 2 pictures too")
@@ -75,88 +56,29 @@ def main(arguments: list[str] | None = None) -> None:
 
 def measure(rows: Rows, options: argparse.Namespace) -> None:
     """Run what is missing."""
-    parts = list(itertools.product(parts_of(options, RUNS), options.budgets))
-    for part, budget in track(parts, "tuning"):
+    for part, budget in track(list(itertools.product(parts_of(options, RUNS), options.budgets)), "tuning"):
         steps, computed = map(int, budget.split(":"))
-        key = part | {"steps": steps, "computed": computed}
-        wanted = [key | {"method": name, "draw": 0} for name in ("fewer", "hold", "untuned")]
+        methods = [(name, 0) for name in ("fewer", "hold", "untuned")]
         for draw in range(options.draws):
             fewer = range(1, PICTURES) if draw < options.draws_of_fewer else ()
-            wanted += [key | {"method": f"tuned {pictures}", "draw": draw} for pictures in (*fewer, PICTURES)]
-        if missing := [each for each in wanted if not rows.like(each)]:
-            player = Tuned(key, prompts=options.prompts, draws=options.draws)
-            for each in missing:
-                rows.add(each | player.play(each["method"], each["draw"]))
+            methods += [(f"tuned {pictures}", draw) for pictures in (*fewer, PICTURES)]
+        add(rows, part | {"steps": steps, "computed": computed}, methods, prompts=options.prompts, draws=options.draws)
+
+
+def add(rows: Rows, key: Row, methods: list[tuple[str, int]], *, prompts: int, draws: int, **player: Any) -> None:
+    """Add the missing rows of these methods, each with its draw; `player` goes on to `Player`."""
+    missing = [pair for pair in methods if not rows.like(key | {"method": pair[0], "draw": pair[1]})]
+    if not missing:
+        return
+    playing = Player(key, prompts + PICTURES * draws, judged=prompts, seed=SEED, steps=key["steps"], **player)
+    for method, draw in missing:
+        first, count = prompts + PICTURES * draw, int(method.removeprefix("tuned")) if "tuned " in method else 0
+        found = playing.by(method, key["computed"], range(first, first + count))
+        rows.add(key | {"method": method, "draw": draw} | found)
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("case", "run", "guided", "steps", "computed", "method", "draw"))
-
-
-class Tuned(Player):
-    """Pictures of one pipeline by each method, held against its full run.
-
-    Args:
-        key: of a part, with the numbers of steps.
-        prompts, draws, prepare: as for `Player`.
-    """
-
-    def __init__(self, key: Row, *, prompts: int, draws: int, **prepare: Any) -> None:
-        super().__init__(key, RUNS, prompts=prompts, draws=draws, drawn=PICTURES, seed=SEED, **prepare)
-        self._steps, self._computed = key["steps"], key["computed"]
-        self._full = self.run(self.judged, self._steps)
-
-    def play(self, method: str, draw: int) -> Row:
-        """The PSNR of each judged caption, and what tuning says."""
-        if method == "fewer":
-            return self._judge(self.run(self.judged, self._computed))
-        if method == "hold":
-            policy = Steps(steps=self._default_steps(), compute_last=False)
-            with omnireuse.enable(self.pipeline, policy=policy, forecaster="hold", prediction_target="output"):
-                return self._judge(self.run(self.judged, self._steps))
-        if method == "untuned":
-            with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=False):
-                return self._judge(self.run(self.judged, self._steps))
-        pictures = int(method.split()[1])
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            cache_in(folder),
-            omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=pictures) as handle,
-        ):
-            for place in self.drawn[draw][:pictures]:
-                self.run([place], self._steps)
-            found, tuning = self._judge(self.run(self.judged, self._steps)), handle.tuning
-        about = {"state": tuning.state, "runs": tuning.runs, "expected": tuning.expected, "text": tuning.reason}
-        return found | about
-
-    def _default_steps(self) -> tuple[int, ...]:
-        with omnireuse.enable(self.pipeline, computed_steps=self._computed, tune=False) as handle:
-            self.run(self.judged[:1], self._steps)
-            return tuple(sorted({event.step for event in handle.events if not event.reused}))
-
-    def run(self, places: Sequence[int], steps: int) -> Array:
-        """What the pipeline makes now of these captions, in so many steps."""
-        prompts, seeds = [self.prompts[place] for place in places], [SEED + place for place in places]
-        return self.case.generate(self.pipeline, prompts, seeds, num_inference_steps=steps, **self.guidance)
-
-    def _judge(self, made: Array) -> Row:
-        return {"each": [round(min(psnr(a, b), 100.0), 3) for a, b in zip(made, self._full, strict=True)]}
-
-
-@contextmanager
-def cache_in(folder: str) -> Iterator[None]:
-    """Tuned plans lie in this folder, and tuning is on."""
-    given = {"OMNIREUSE_CACHE_DIR": folder, "OMNIREUSE_TUNE": "1"}
-    before = {name: os.environ.get(name) for name in given}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+    return tuple(row[name] for name in ("case", "run", "guided", "steps", "computed"))
 
 
 NAMES = ("fewer", "hold", "untuned", *(f"tuned {pictures}" for pictures in range(1, PICTURES + 1)))
@@ -173,13 +95,13 @@ def show(rows: list[Row], console: Console) -> None:
 
 
 def _cases(rows: list[Row]) -> Iterator[tuple[tuple[Any, ...], list[Row]]]:
-    for key in dict.fromkeys(_key(row)[:5] for row in rows):
-        yield key, [row for row in rows if _key(row)[:5] == key]
+    for key in dict.fromkeys(map(_key, rows)):
+        yield key, [row for row in rows if _key(row) == key]
 
 
 def _cells(rows: list[Row]) -> Iterator[list[str]]:
-    for (case, run, guided, steps, computed), own in _cases(rows):
-        cells = [f"{case}, {run}, {'guided' if guided else 'unguided'}, {computed} of {steps}"]
+    for (*_, steps, computed), own in _cases(rows):
+        cells = [f"{in_words(own[0])}, {computed} of {steps}"]
         for name in NAMES:
             each = [value for row in own if row["method"] == name for value in row["each"]]
             cells.append(f"{np.mean(each):.1f} ({np.quantile(each, 0.05):.0f}, {min(each):.0f})" if each else "–")
@@ -214,8 +136,8 @@ def draw(rows: list[Row], path: Path) -> None:
     figure.set_size_inches(5.2, 5.4)  # narrow: a phone shows it on its page, and the letters must stay readable
     for panel, (steps, computed) in zip(panels, budgets, strict=True):
         lines = []
-        for key in dict.fromkeys(_key(row)[:5] for row in rows if (row["steps"], row["computed"]) == (steps, computed)):
-            own = [row for row in rows if _key(row)[:5] == key]
+        for key in dict.fromkeys(_key(row) for row in rows if (row["steps"], row["computed"]) == (steps, computed)):
+            own = [row for row in rows if _key(row) == key]
             means = {
                 name: statistics.fmean(value for row in own if row["method"] == name for value in row["each"])
                 for name in {row["method"] for row in own}

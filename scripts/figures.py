@@ -190,7 +190,7 @@ def _few(record: Record) -> Rows:
     def name(row: Record) -> str:
         return f"{KINDS[row['case']]}, {_guided(row)}"
 
-    rows, found = record["budgets"], []
+    rows, found = _rows(record, part="budgets"), []
     for title in dict.fromkeys(map(name, rows)):
         cells = [title]
         for budget in (14, 9, 7):
@@ -302,10 +302,10 @@ def _compare(record: Record, default: Record, tuned: Record) -> Rows:
 def _calibration(record: Record) -> Rows:
     chosen = [row for row in record["rows"] if (row["fit_prompts"], row.get("evaluations", 1)) == (5, 1)]
     found = []
-    for case, guidance in dict.fromkeys((row["case"], row["guidance"]) for row in chosen):
-        own = [row for row in chosen if (row["case"], row["guidance"]) == (case, guidance)]
+    for case, guided in dict.fromkeys((row["case"], row["guided"]) for row in chosen):
+        own = [row for row in chosen if (row["case"], row["guided"]) == (case, guided)]
         own.sort(key=lambda row: -row["computed_steps"])
-        name = f"{KINDS[case]}, {'guided' if guidance > 1 else 'none'}"
+        name = f"{KINDS[case]}, {'guided' if guided else 'none'}"
         found.append([name, f"{own[0]['runs']:.0f}", *(f"{r['psnr']:.1f} ({_signed(r['gain'])})" for r in own)])
     return found
 
@@ -314,7 +314,7 @@ def _promise(record: Record) -> Rows:
     return [
         [str(row["size"]), f"{row['holds']:.0%}", f"{row['worst']:.0%}", f"{row['below']:.1f}"]
         for row in record["bounds"]
-        if row["way"] == "promised" and row["size"] in (5, 8, 24, 48)
+        if row["size"] in (5, 8, 24, 48)
     ]
 
 
@@ -393,13 +393,13 @@ def _idle(record: Record) -> Rows:
 
 def _gpu(record: Record) -> Rows:
     rows = []
-    for name, model in record["models"].items():
+    for model in _rows(record, part="regions"):
         full = f"{model['full_step_ms']['median']:.0f}"
         for region, row in model["regions"].items():
             speedup = row["speedup"]
             rows.append(
                 [
-                    name,
+                    model["model"],
                     region,
                     full,
                     f"{row['reused_step_ms']['median']:.1f}",
@@ -414,12 +414,12 @@ def _gpu(record: Record) -> Rows:
 
 def _gpu_ways(record: Record) -> Rows:
     rows = []
-    for name, model in record["models"].items():
-        for way, row in model["ways"].items():
-            if "error" not in row:
-                equal = "yes" if row["computing_is_equal"] and row["removed_is_equal"] else "no"
-                full = f"{row['full_step_ms']['median']:.0f}"
-                rows.append([name, way, full, f"{row['speedup']:.2f}", f"{row['steps_over_computed']:.2f}", equal])
+    for row in record["rows"]:
+        if row["part"] != "regions" and "error" not in row:
+            equal = "yes" if row["computing_is_equal"] and row["removed_is_equal"] else "no"
+            full = f"{row['full_step_ms']['median']:.0f}"
+            ratios = [f"{row[name]:.2f}" for name in ("speedup", "steps_over_computed")]
+            rows.append([row["model"], row["part"], full, *ratios, equal])
     return rows
 
 

@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
-import sys
-import tempfile
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -185,20 +182,10 @@ def write_thumbnail(name: str, results: Path) -> None:
 
 
 def write_pictures() -> None:
-    """The plots of the comparisons and of the strategies, from the results of the benchmarks."""
-    sys.path.insert(0, str(TOP))  # the benchmarks are no part of the package
-    from bench._strategy_figures import draw
-
-    with tempfile.TemporaryDirectory() as folder:
-        save_figure(
-            comparison_figure(callable_now(with_newer(read_comparison(RESULTS / "compare.json")))),
-            Path(folder) / "compare.png",
-            dpi=130,
-        )
-        record = json.loads((RESULTS / "strategies.json").read_text(encoding="utf-8"))
-        draw(record, lambda steps: Path(folder) / f"strategies-{steps}.png")
-        for path in sorted(Path(folder).iterdir()):
-            write_small(Image.open(path), IMAGES / path.name)
+    """The plot of the comparisons, from the results of the benchmarks."""
+    held = io.BytesIO()
+    save_figure(comparison_figure(callable_now(with_newer(read_comparison(RESULTS / "compare.json")))), held, dpi=130)
+    write_small(Image.open(held), IMAGES / "compare.png")
 
 
 def write_small(picture: Image.Image, path: Path) -> None:

@@ -17,7 +17,6 @@ from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision, Event, Unlike
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
-from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
 from omnireuse.references import ReferenceAxis
 from omnireuse.summary.counters import Counts
@@ -96,8 +95,10 @@ class Handle:
         )
         if references is not None and references.plan is not None:
             self._emit(Unlike("lean calls keep keys of references, and the profile was measured without"))
-        self._tuner = None if tuner is None else tuner(self._session)
-        self._auditor = None if auditor is None else auditor(self._session)
+        if tuner is not None:
+            tuner(self._session)
+        if auditor is not None:
+            auditor(self._session)
         self._untuned = Tuning(state="off", reason=untuned)
         self._enabled = True
         self._pipeline = type(pipeline).__name__
@@ -115,12 +116,12 @@ class Handle:
     @property
     def tuning(self) -> Tuning:
         """The state of tuning, for the configuration of the latest run."""
-        return self._untuned if self._tuner is None else self._tuner.tuning
+        return self._untuned if (tuner := self._tuner) is None else tuner.tuning
 
     @property
     def tuned_profile(self) -> Profile | None:
         """The profile with the plan in use; None before tuning is ready, and if tuning is off."""
-        return None if self._tuner is None else self._tuner.profile
+        return None if (tuner := self._tuner) is None else tuner.profile
 
     @property
     def events(self) -> tuple[Decision, ...]:
@@ -142,6 +143,11 @@ class Handle:
 
         return unsubscribe
 
+    @property
+    def _tuner(self) -> Tuner | None:
+        tuner: Tuner | None = self._session.tuner
+        return tuner
+
     def _emit(self, event: Event) -> None:
         self._session.emit(event)
 
@@ -151,8 +157,7 @@ class Handle:
             self.name,
             self._promise,
             calls_outside=self._session.calls_outside,
-            tuning=None if self._tuner is None else self._tuner.tuning,
-            audits=() if self._auditor is None else self._auditor.audits,
+            tuning=None if (tuner := self._tuner) is None else tuner.tuning,
             references=None if self._references is None else self._references.calls,
         )
 
@@ -181,52 +186,10 @@ class Handle:
 
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""
-        if self._tuner is not None:
-            self._tuner.close()
+        if (tuner := self._tuner) is not None:
+            tuner.close()
         self._session.close()
         self._enabled = False
-
-    def take_calls(self, calls: Calls) -> Callable[..., Any]:
-        """The function for an engine that calls another method of the pipeline than `__call__`.
-
-        Args:
-            calls: reads their arguments.
-
-        Returns:
-            ``handler(proceed, *args, **kwargs)``, where `proceed` is the method.
-        """
-        if self._tuner is not None:
-            self._tuner.calls = calls
-
-        def taken(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not self._enabled or self._session.is_in_call:
-                return proceed(*args, **kwargs)
-            return self._session.called(proceed, *args, **kwargs)
-
-        return taken
-
-    def measure_all(self) -> None:
-        """Tune on as many pictures as are wanted, whatever earlier processes have measured."""
-        if self._tuner is not None:
-            self._tuner.measure_all()
-
-    def renew_promise(self) -> None:
-        """Judge a profile's promise by the runs from now on: an engine whose requests have nothing to do with each
-        other does this before each of them."""
-        self._counts.renew_promise()
-
-    def suspend(self) -> Tuner | None:
-        """Disable reuse, and return what tuning has measured, for `resume`; None if the handle does not tune."""
-        tuner, self._tuner = self._tuner, None
-        self.disable()
-        return tuner
-
-    def resume(self, tuner: Tuner) -> None:
-        """Continue the tuning of another handle that was suspended, on the same pipeline with the same strategy."""
-        if self._tuner is not None:
-            self._tuner.close()
-        self._tuner = tuner
-        tuner.serve(self._session)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuse copies and pickles.

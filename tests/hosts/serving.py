@@ -75,13 +75,16 @@ class Server:
 
 
 @contextmanager
-def running_server(command: list[str], environment: Mapping[str, str], log: Path) -> Iterator[Server]:
+def running_server(
+    command: list[str], environment: Mapping[str, str], log: Path, health: str = "/health"
+) -> Iterator[Server]:
     """Start a server and end it with all of its processes.
 
     Args:
         command: arguments of this Python; ``{port}`` in them is replaced.
         environment: in addition to this process's.
         log: file for the output.
+        health: a path that the server answers once it is ready.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -93,19 +96,19 @@ def running_server(command: list[str], environment: Mapping[str, str], log: Path
         )
         server = Server(f"http://127.0.0.1:{port}", log)
         try:
-            _wait(server, process)
+            _wait(server, process, health)
             yield server
         finally:
             _end(process)
 
 
-def _wait(server: Server, process: subprocess.Popen[bytes]) -> None:
+def _wait(server: Server, process: subprocess.Popen[bytes], health: str) -> None:
     end = time.monotonic() + STARTS_IN
     while time.monotonic() < end:
         if process.poll() is not None:
             raise RuntimeError(f"the server has ended with {process.returncode}: {server.said()[-6000:]}")
         try:
-            server.get("/health")
+            server.get(health)
             return
         except OSError:
             time.sleep(1)

@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from omnireuse.arguments.choices import BackendName, CacheOptions, StrategyOptions
 from omnireuse.arguments.tune import check_audit, check_tune
-from omnireuse.base.validation import kind_of
+from omnireuse.base.validation import field_error, kind_of
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from omnireuse.forecasters import FORECASTERS, Forecaster
 from omnireuse.loop.strategy import REGIONS, Strategy
@@ -91,12 +91,7 @@ UNNAMED = {Spread: "speedup=2.0", Steps: "steps=(0, 2, 5)", MagCache: "ratios=â€
 """Policies without a name, and an argument that each needs."""
 KINDS = {"backend": "cache backend", "policy": "policy", "forecaster": "forecaster"}
 """Parameters that take a name, and the noun for each."""
-
-
-def _names_of(kind: str) -> Collection[str]:
-    if kind == "backend":
-        return get_args(BackendName)
-    return POLICIES if kind == "policy" else FORECASTERS
+NAMES: dict[str, Collection[str]] = {"backend": get_args(BackendName), "policy": POLICIES, "forecaster": FORECASTERS}
 
 
 def _check_name(kind: str, value: object) -> None:
@@ -104,9 +99,9 @@ def _check_name(kind: str, value: object) -> None:
         raise WrongTypeError(
             f"enable({kind}={value.__name__}): {kind} must be a {kind}, got the class; write {kind}={value.__name__}()"
         )
-    if not isinstance(value, str) or value in _names_of(kind):
+    if not isinstance(value, str) or value in NAMES[kind]:
         return
-    elsewhere = [other for other in KINDS if value in _names_of(other)]
+    elsewhere = [other for other in KINDS if value in NAMES[other]]
     if elsewhere:
         is_one = " or a ".join(KINDS[other] for other in elsewhere)
         write = " or ".join(f"{other}={value!r}" for other in elsewhere)
@@ -118,7 +113,7 @@ def _check_name(kind: str, value: object) -> None:
             f"policy=omnireuse.{unnamed.__name__}({UNNAMED[unnamed]})"
         )
     hint = "combinations go through policy=, forecaster=, region=" if kind == "backend" else ""
-    raise UnknownNameError(KINDS[kind], value, _names_of(kind), hint=hint)
+    raise UnknownNameError(KINDS[kind], value, NAMES[kind], hint=hint)
 
 
 def _check_ways(given: Mapping[str, Any], aims: Mapping[str, Any]) -> None:
@@ -147,16 +142,12 @@ def _check_ways(given: Mapping[str, Any], aims: Mapping[str, Any]) -> None:
     if clash is not None:
         raise _aim_beside(clash, aim, aims[aim], policy)
     if given.get("region", "step") not in ("step", "call"):
-        raise ConfigError(
-            f"enable(region={given['region']!r}): region must be 'step' or 'call' beside a target, "
-            f"got {given['region']!r}"
-        )
+        raise field_error("enable", "region", "be 'step' or 'call' beside a target", repr(given["region"]))
 
 
-_NAMES: dict[str, Mapping[str, Any]] = {"policy": POLICIES, "forecaster": FORECASTERS}
-_TYPES: dict[str, tuple[Any, ...]] = {
-    "policy": (*POLICIES.builtin.values(), *UNNAMED),
-    "forecaster": tuple(dict.fromkeys(FORECASTERS.builtin.values())),
+_TYPES: dict[str, tuple[Mapping[str, Any], tuple[Any, ...]]] = {
+    "policy": (POLICIES, (*POLICIES.builtin.values(), *UNNAMED)),
+    "forecaster": (FORECASTERS, tuple(dict.fromkeys(FORECASTERS.builtin.values()))),
 }
 _ON_STRATEGY = {field.name for field in fields(Strategy)} - StrategyOptions.__annotations__.keys()
 
@@ -208,9 +199,9 @@ def _misplaced(name: str, value: object, ways: Mapping[str, object], parameters:
         return ConfigError(
             f"{shown}: {name} is a field of Strategy; write enable(pipeline, Strategy(policy=â€¦, {name}={value!r:.60}))"
         )
-    for kind, types in _TYPES.items():
+    for kind, (registry, types) in _TYPES.items():
         choice = ways[kind]
-        meant = _NAMES[kind].get(choice) if isinstance(choice, str) else type(choice)
+        meant = registry.get(choice) if isinstance(choice, str) else type(choice)
         having = [each for each in types if name in {field.name for field in fields(each)}]
         if meant in having:
             having = [meant]

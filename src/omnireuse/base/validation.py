@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import cache, partial
 from operator import index
@@ -15,16 +15,15 @@ from omnireuse.errors import ConfigError, OmniReuseError, StateError, WrongTypeE
 
 __all__ = [
     "Count",
+    "Factor",
     "Index",
     "Positive",
+    "Several",
     "Share",
     "Tolerance",
     "Unlimited",
-    "check_at_least",
     "check_fields",
     "check_finite_list",
-    "check_positive",
-    "check_share",
     "counted",
     "field_error",
     "in_words",
@@ -73,40 +72,29 @@ def kind_of(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def check_positive(owner: object, field: str) -> None:
-    """Raise unless the field is a finite number above 0."""
-    value: Any = getattr(owner, field)
-    if not (is_number(value) and value > 0):
-        raise field_error(owner, field, "be a finite number above 0")
+def _check(owner: object, field: str, must: str, fits: Callable[[Any], bool], do: str = "") -> None:
+    if not fits(getattr(owner, field)):
+        raise field_error(owner, field, must, do=do)
 
 
-def check_at_least(owner: object, field: str, least: int) -> None:
-    """Raise unless the field is a whole number of at least `least`."""
-    if not is_whole(getattr(owner, field), least):
-        raise field_error(owner, field, f"be a whole number of at least {least}")
+def _number(must: str, fits: Callable[[Any], bool], do: str = "") -> Callable[[object, str], None]:
+    return partial(_check, must=must, fits=lambda value: is_number(value) and fits(value), do=do)
 
 
-def check_share(owner: object, field: str) -> None:
-    """Raise unless the field is a number of at least 0 and below 1."""
-    value: Any = getattr(owner, field)
-    if not (is_number(value) and 0 <= value < 1):
-        raise field_error(owner, field, "be at least 0 and below 1")
-
-
-def check_tolerance(owner: object, field: str) -> None:
-    """Raise unless the field is a number above 0 and below 1."""
-    check_positive(owner, field)
-    if getattr(owner, field) >= 1:
-        raise field_error(owner, field, "be below 1", do="it is a share, not a percentage: 0.05 is 5 %")
+def _whole(least: int) -> Callable[[object, str], None]:
+    return partial(_check, must=f"be a whole number of at least {least}", fits=lambda value: is_whole(value, least))
 
 
 # A field's type carries its range; `check_fields` reads it.
-Positive = Annotated[float, check_positive]
-Share = Annotated[float, check_share]
-Tolerance = Annotated[float, check_tolerance]
-Index = Annotated[int, partial(check_at_least, least=0)]
-Count = Annotated[int, partial(check_at_least, least=1)]
-Unlimited = Annotated[int, partial(check_at_least, least=-1)]
+Positive = Annotated[float, _number("be a finite number above 0", lambda value: value > 0)]
+Factor = Annotated[float, _number("be a finite number of at least 1", lambda value: value >= 1)]
+Share = Annotated[float, _number("be at least 0 and below 1", lambda value: 0 <= value < 1)]
+_NO_PERCENTAGE = "it is a share, not a percentage: 0.05 is 5 %"
+Tolerance = Annotated[Positive, _number("be below 1", lambda value: value < 1, _NO_PERCENTAGE)]
+Index = Annotated[int, _whole(0)]
+Count = Annotated[int, _whole(1)]
+Several = Annotated[int, _whole(2)]
+Unlimited = Annotated[int, _whole(-1)]
 """A count, or -1 for no limit."""
 
 

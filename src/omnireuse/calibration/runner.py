@@ -148,9 +148,9 @@ class PipelineRunner:
         region = DrivenRegion(beside, known=path.calls)
         with Handle(self.pipeline, FULL, name="fit", region=lambda *_: region):
             pictures = self.pictures(call.replay)
-        if region.latents is None:
+        if beside.latents is None:
             raise StateError("a run of a fit ended before its last step")
-        return Shadow(beside.computed, region.latents, pictures)
+        return Shadow(beside.computed, beside.latents, pictures)
 
     def score(self, strategy: Strategy, places: range, full: Sequence[Picture]) -> list[float]:
         """PSNR in dB of the prompts of these places to the pictures of their `full` run, as `capped_psnr`, if one

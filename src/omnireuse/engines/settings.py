@@ -24,6 +24,8 @@ from omnireuse.policies.spread import nearest
 from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import TARGETS, Target
 from omnireuse.summary.summary import Promise
+from omnireuse.tuning.registry import PlanRegistry
+from omnireuse.tuning.store import Store
 
 __all__ = ["KEY", "OFF", "RequestPlan", "RequestSettings", "ServerSettings", "options_in"]
 
@@ -208,10 +210,14 @@ class ServerSettings:
         if steps is not None:
             _refuse_unreachable(name, value, steps)
 
-    @property
-    def pictures(self) -> int:
-        """How many pictures are measured at most; 0 if nothing is tuned."""
-        return 0 if is_off_by_environment() else check_tune(self.tune)
+    def registry(self, command: str) -> PlanRegistry | None:
+        """A registry of tuned plans for requests that follow the server's own settings; None if nothing is tuned.
+
+        Args:
+            command: what makes the plans, for their files.
+        """
+        pictures = 0 if is_off_by_environment() else check_tune(self.tune)
+        return PlanRegistry(pictures=pictures, store=Store(), command=command) if pictures else None
 
     def _check_tune(self) -> None:
         check_tune(self.tune)

@@ -113,6 +113,7 @@ class Session:
         outside: chooses the strategy of runs that no call of the pipeline makes; None for `strategy`.
         calls_outside: denoiser calls that belonged to no run and were passed on.
         hooks: take every event, in order.
+        tuner: measures its calls; None if nothing is tuned.
 
     Raises:
         UnsupportedModelError: a pipeline without a denoiser, or without a scheduler if the region forecasts what it
@@ -136,6 +137,7 @@ class Session:
         self._name = type(pipeline).__name__
         self.hooks: tuple[Hook, ...] = (counts,)
         self.handle, self._inert, self.strategy, self.calls_outside = handle, inert, strategy, 0
+        self.tuner: Any = None
         self._expected: int | None = None
         """Number of steps of the next run, if no scheduler tells it."""
         self.outside: Chooser | None = None if follows is None else lambda start: follows(self.strategy, None)(start)

@@ -11,7 +11,7 @@ from omnireuse.policies.base import StepView
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Choice", "Decision", "Event", "FellBack", "Hook", "RunEnded", "Unlike"]
+__all__ = ["Audit", "Choice", "Decision", "Event", "FellBack", "Hook", "RequestBegan", "RunEnded", "Unlike"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,6 +117,31 @@ class Unlike:
     how: str
 
 
-Event = Decision | RunEnded | FellBack | Unlike
+@dataclass(frozen=True, kw_only=True)
+class Audit:
+    """A call that was made again in full after its pictures were done.
+
+    Attributes:
+        call: number of the call on this handle, from 1.
+        errors: relative L1 error of the final latents of each picture.
+        tolerance: that was promised; None if none was.
+    """
+
+    call: int
+    errors: tuple[float, ...]
+    tolerance: float | None = None
+
+    @property
+    def broken(self) -> int:
+        """Pictures beyond the tolerance."""
+        return 0 if self.tolerance is None else sum(error > self.tolerance for error in self.errors)
+
+
+@dataclass(frozen=True)
+class RequestBegan:
+    """A request begins that has nothing to do with those before it: a profile's promise is judged anew."""
+
+
+Event = Decision | RunEnded | FellBack | Unlike | RequestBegan | Audit
 Hook = Callable[[Event], object]
 """Takes events, in the thread of the run that they are of."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from omnireuse.base.validation import check_at_least, field_error, kind_error
+from omnireuse.base.validation import Count, Index, check_fields, field_error, kind_error
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.blend import Blend
@@ -116,11 +116,11 @@ class Strategy:
     region: str = "step"
     prediction_target: str | None = None
     signal: str | None = None
-    first_blocks: int | None = None
-    last_blocks: int | None = None
+    first_blocks: Index | None = None
+    last_blocks: Index | None = None
     axis: str = "noise"
     history_dtype: torch.dtype | str | None = None
-    max_consecutive: int | None = None
+    max_consecutive: Count | None = None
     per_sample: bool = True
     shared_cfg_decision: bool = False
     measure_errors: bool = False
@@ -134,6 +134,7 @@ class Strategy:
             if not fits:
                 raise kind_error(self, name, f"be a {name}", getattr(self, name))
         check_reserved_names(self.policy)
+        check_fields(self)
         for name, choices in (("region", REGIONS), ("axis", AXES)):
             if getattr(self, name) not in choices:
                 raise UnknownNameError(name, getattr(self, name), choices)
@@ -172,15 +173,11 @@ class Strategy:
         unmeasured = [*(["drift"] if self.chosen_signal == "none" else []), *([] if self.measure_errors else ["error"])]
         if (missing := unasked(self.policy, unmeasured)) is not None:
             raise ConfigError(f"Strategy(policy={self.policy!r}): {missing}")
-        if self.max_consecutive is not None:
-            check_at_least(self, "max_consecutive", 1)
         if self.shared_cfg_decision and self.region == "step":
             raise field_error(self, "shared_cfg_decision", "be left out in region 'step', which has one decision")
         for name in ("first_blocks", "last_blocks"):
-            if getattr(self, name) is not None:
-                check_at_least(self, name, 0)
-                if self.region != "tail":
-                    raise field_error(self, name, f"be left out in region {self.region!r}", do="region 'tail' has it")
+            if getattr(self, name) is not None and self.region != "tail":
+                raise field_error(self, name, f"be left out in region {self.region!r}", do="region 'tail' has it")
         if self.first_blocks == 0 and self.chosen_signal == "first_residual":
             raise field_error(self, "first_blocks", "be at least 1 if their residual is watched")
 

@@ -128,15 +128,16 @@ def db_cache(config: DiffusionCacheConfig, _pipeline: Any = None) -> Strategy:
         raise field_error(config, "force_refresh_step_hint", "be None with 'db_cache'", do="'cache_dit' has it")
     if config.enable_taylorseer and config.taylorseer_order > 3:
         raise field_error(config, "taylorseer_order", "be 1, 2 or 3", do="'cache_dit' takes higher ones")
+    mask = config.scm_steps_mask_policy
     policy: Policy = ResidualDiff(
         residual_diff_threshold=config.residual_diff_threshold,
         max_warmup_steps=config.max_warmup_steps,
         max_cached_steps=config.max_cached_steps,
         max_continuous_cached_steps=config.max_continuous_cached_steps,
+        mask=mask,
     )
-    if config.scm_steps_mask_policy is not None:
-        dynamic = policy if config.scm_steps_policy == "dynamic" else None
-        policy = StepMask(mask=config.scm_steps_mask_policy, dynamic=dynamic)
+    if mask is not None and config.scm_steps_policy == "static":
+        policy = StepMask(mask=mask)
     return Strategy(
         policy=policy,
         forecaster=Polynomial(order=config.taylorseer_order) if config.enable_taylorseer else Hold(),
@@ -162,7 +163,8 @@ def cache_dit(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
 
 
 def easy_cache(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
-    """EasyCache on all calls of a step. `Blend` was better than holding at every threshold (`bench strategies`)."""
+    """EasyCache on all calls of a step. `Blend` was better than holding at every threshold
+    (`bench/notes/2026-11-23-strategies.md`)."""
     return Strategy(policy=EasyCache(threshold=config.easy_thresh, warmup=config.easy_warmup_steps), forecaster=Blend())
 
 

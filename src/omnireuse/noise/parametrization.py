@@ -127,15 +127,6 @@ class Parametrization:
             self.said.add(why)
             logger.warning("reuse remembers the raw output instead of %s in this run: %s", self._wanted, why)
 
-    def value(self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor) -> torch.Tensor | None:
-        """The value to remember of an output; None if it is not defined at this step."""
-        if self.target == "output":
-            # A copy: whoever receives the output may write to it.
-            return output.clone()
-        if sample is None or self.target is None or not level.can_denoise(sample, output):
-            return None
-        return level.value_of(sample.detach(), output, self.target)
-
     def values(
         self, level: NoiseLevel, samples: Sequence[torch.Tensor | None], outputs: Sequence[torch.Tensor]
     ) -> list[torch.Tensor]:
@@ -147,9 +138,12 @@ class Parametrization:
         pairs = list(zip(samples, outputs, strict=True))
         for sample, output in pairs:
             self.settle(level, sample, output)
-        found = [self.value(level, sample, output) for sample, output in pairs]
-        values = [value for value in found if value is not None]
-        return values if len(values) == len(found) else []
+        if self.target is None or self.target == "output":
+            # Copies: whoever receives the outputs may write to them.
+            return [output.clone() for output in outputs]
+        if not all(level.can_denoise(sample, output) for sample, output in pairs):
+            return []
+        return [level.value_of(sample.detach(), output, self.target) for sample, output in pairs if sample is not None]
 
     def outputs(
         self,

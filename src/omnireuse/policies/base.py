@@ -11,9 +11,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple
 
-from omnireuse.errors import ConfigError, OmniReuseError
+from omnireuse.errors import ConfigError, OmniReuseError, StateError
 
-__all__ = ["SAME_NOISE", "Limit", "Policy", "StepView", "ThresholdPolicy", "check_reserved_names", "unasked"]
+__all__ = [
+    "SAME_NOISE",
+    "Limit",
+    "Policy",
+    "StepView",
+    "ThresholdPolicy",
+    "check_reserved_names",
+    "known_total",
+    "unasked",
+]
 
 SAME_NOISE = 1e-3
 """Shares of noise that differ by less are taken for the same."""
@@ -116,6 +125,20 @@ class Policy(ABC):
         return state
 
 
+def known_total(policy: Policy, view: StepView) -> int:
+    """The number of steps of the run.
+
+    Raises:
+        StateError: it is not known.
+    """
+    if view.total is None:
+        raise StateError(
+            f"{policy!r:.300} depends on the number of steps, which is not known; call "
+            "handle.expect(num_inference_steps), or refresh(pipeline, num_inference_steps) of a cache backend"
+        )
+    return view.total
+
+
 _RESERVED = ("limit", "warmup_limit", "measured", "schedule", "caution", "start", "wants_reuse", "after")
 """Attributes of every policy. A field of the same name would hide one."""
 
@@ -127,11 +150,10 @@ def check_reserved_names(policy: Policy) -> None:
         ConfigError: a field has such a name.
     """
     name = type(policy).__name__
-    taken = (
-        next((each.name for each in fields(policy) if each.name in _RESERVED), None) if is_dataclass(policy) else None
-    )
-    if taken is not None:
-        raise ConfigError(f"{name}.{taken}: a field must not hide Policy.{taken}; give the field another name")
+    named: set[str] = {each.name for each in fields(policy)} if is_dataclass(policy) else set()
+    taken = [each for each in _RESERVED if each in named]
+    if taken:
+        raise ConfigError(f"{name}.{taken[0]}: a field must not hide Policy.{taken[0]}; give the field another name")
 
 
 _PROBE = 12

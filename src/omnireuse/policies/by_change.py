@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 from omnireuse.base.validation import Count, Index, Positive, Unlimited, check_fields, check_finite_list
-from omnireuse.policies.base import StepView, ThresholdPolicy
+from omnireuse.policies.base import StepView, ThresholdPolicy, known_total
+from omnireuse.policies.fixed import Mask, check_mask, mask_of
 
 __all__ = ["EasyCache", "ResidualDiff", "SeaCache", "TeaCache", "TeaCacheState"]
 
@@ -145,15 +146,19 @@ class ResidualDiff(ThresholdPolicy):
         max_warmup_steps: steps at the start that are always computed, ≥ 0.
         max_cached_steps: most reused steps of a run; -1 for no limit.
         max_continuous_cached_steps: longest run of reused steps; -1 for no limit.
+        mask: steps that are computed in any case (`Mask`); None for none.
 
     Raises:
         ConfigError: a value out of range.
+        StateError: at the first decision of a run, if an explicit mask is not as long as the run, or the step count
+            is not known.
     """
 
     residual_diff_threshold: Positive = 0.24
     max_warmup_steps: Index = 4
     max_cached_steps: Unlimited = -1
     max_continuous_cached_steps: Unlimited = 3
+    mask: Annotated[Mask, check_mask] | None = None
 
     needs_drift: ClassVar[bool] = True
     drift_since_computed: ClassVar[bool] = True
@@ -171,6 +176,8 @@ class ResidualDiff(ThresholdPolicy):
         return view.drift if view.index >= self.max_warmup_steps else None
 
     def wants_reuse(self, state: tuple[int, int], view: StepView) -> bool:
+        if self.mask is not None and mask_of(self.mask, known_total(self, view))[view.index]:
+            return False
         limits = (self.max_cached_steps, self.max_continuous_cached_steps)
         within = all(limit < 0 or count < limit for count, limit in zip(state, limits, strict=True))
         return within and super().wants_reuse(state, view)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from omnireuse.base.validation import Count, Positive, Tolerance, check_fields, field_error
+from omnireuse.base.validation import Count, Factor, Positive, Tolerance, check_fields, field_error
 from omnireuse.policies.base import StepView, ThresholdPolicy
 
 __all__ = ["ErrorControl"]
@@ -56,7 +56,7 @@ class ErrorControl(ThresholdPolicy):
     max_gap: Count = 30
     safety: Positive = 0.8
     scale: Positive = 4.0
-    growth: Positive = 4.0
+    growth: Factor = 4.0
 
     needs_error: ClassVar[bool] = True
     threshold_name: ClassVar[str] = "tolerance"
@@ -65,8 +65,6 @@ class ErrorControl(ThresholdPolicy):
         check_fields(self)
         if self.safety > 1:
             raise field_error(self, "safety", "be above 0 and at most 1")
-        if self.growth < 1:
-            raise field_error(self, "growth", "be a finite number of at least 1")
 
     def measured(self, state: _Computed | None, view: StepView) -> float | None:
         """The tolerance at which this step would be reused."""

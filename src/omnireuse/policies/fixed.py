@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, pairwise, zip_longest
-from typing import Any
+from typing import Annotated, Any
 
 from omnireuse.base.validation import (
     Count,
@@ -15,13 +15,12 @@ from omnireuse.base.validation import (
     check_finite_list,
     field_error,
     is_whole,
-    kind_error,
 )
 from omnireuse.errors import StateError, UnknownNameError
 from omnireuse.policies.base import SAME_NOISE, Limit, Policy, StepView
 from omnireuse.policies.schedule import Schedule
 
-__all__ = ["SCHEDULES", "EveryNth", "Never", "StepMask", "Steps", "scm_mask"]
+__all__ = ["SCHEDULES", "EveryNth", "Mask", "Never", "StepMask", "Steps", "check_mask", "mask_of", "scm_mask"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,98 +134,60 @@ Source: cache-dit, `steps_mask`.
 """
 
 
-class _Always(Policy):
-    """Reuse wherever the mask allows it."""
-
-    def wants_reuse(self, state: Any, view: StepView) -> bool:
-        return True
+Mask = str | Sequence[int]
+"""The name of a schedule (`scm_mask`), or for each step 1 to compute and 0 to allow reuse."""
 
 
-_ALWAYS = _Always()
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepMask(Policy):
-    """Compute if the mask says so. Elsewhere reuse, or let another policy decide. The first and last step are computed.
-
-    Args:
-        mask: the name of a schedule (`scm_mask`), or for each step 1 to compute and 0 to allow reuse.
-        dynamic: decides if the mask allows reuse, within its own warm-up and limits; None reuses wherever the mask
-            allows it ("static").
+def check_mask(owner: object, field: str) -> None:
+    """Raise unless the field is a `Mask`; entries are kept as a tuple of whole numbers.
 
     Raises:
         UnknownNameError: a name that is no schedule.
         ConfigError: an explicit mask that is empty or holds anything but 0 and 1.
-        WrongTypeError: `dynamic` is no policy.
+    """
+    given: Any = getattr(owner, field)
+    if isinstance(given, str):
+        scm_mask(given, 1)
+        return
+    entries = tuple(given) if isinstance(given, Iterable) else ()
+    if not entries or not all(each in (0, 1) for each in entries):
+        raise field_error(owner, field, "be the name of a schedule, or a 0 or 1 for each step")
+    object.__setattr__(owner, field, tuple(map(int, entries)))
+
+
+def mask_of(mask: Mask, total: int) -> Sequence[int]:
+    """The mask of a run of `total` steps.
+
+    Raises:
+        StateError: an explicit mask of another length.
+    """
+    if isinstance(mask, str):
+        return scm_mask(mask, total)
+    if len(mask) != total:
+        raise StateError(f"the mask has {len(mask)} entries, but this run has {total} steps; give one for each step")
+    return mask
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepMask(Schedule):
+    """Compute if the mask says so, and at the first and the last step. `ResidualDiff` may have a mask as well.
+
+    Args:
+        mask: see `Mask`.
+
+    Raises:
+        UnknownNameError, ConfigError: as `check_mask`.
         StateError: at the first decision of a run, if an explicit mask is not as long as the run, or the step count
             is not known.
     """
 
-    mask: str | Sequence[int] = "medium"
-    dynamic: Policy | None = None
+    mask: Annotated[Mask, check_mask] = "medium"
 
     def __post_init__(self) -> None:
-        if isinstance(self.mask, str):
-            scm_mask(self.mask, 1)
-        else:
-            try:
-                mask = tuple(int(each) if each in (0, 1) else 2 for each in self.mask)
-            except TypeError:
-                mask = ()
-            if not mask or 2 in mask:
-                raise field_error(self, "mask", "be the name of a schedule, or a 0 or 1 for each step")
-            object.__setattr__(self, "mask", mask)
-        if self.dynamic is not None and not isinstance(self.dynamic, Policy):
-            raise kind_error(self, "dynamic", "be a policy", self.dynamic)
-        for name in ("needs_drift", "needs_error", "drift_since_computed", "signal"):
-            object.__setattr__(self, name, getattr(self._inner, name))
+        check_fields(self)
 
-    @property
-    def _inner(self) -> Policy:
-        return self.dynamic or _ALWAYS
-
-    @property
-    def limit(self) -> Limit | None:
-        return self._inner.limit
-
-    def warmup_limit(self, total: int | None) -> Limit | None:
-        return self._inner.warmup_limit(total)
-
-    def measured(self, state: Any, view: StepView) -> float | None:
-        return self._inner.measured(state, view)
-
-    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int] | None:
-        if self.dynamic is not None:
-            return None
-        return frozenset({0, total - 1, *(step for step, computes in enumerate(self.mask_of(total)) if computes)})
-
-    def start(self) -> Any:
-        return self._inner.start()
-
-    def wants_reuse(self, state: Any, view: StepView) -> bool:
-        return not self.mask_of(view.total)[view.index] and self._inner.wants_reuse(state, view)
-
-    def after(self, state: Any, view: StepView, reused: bool) -> Any:
-        return self._inner.after(state, view, reused)
-
-    def mask_of(self, total: int | None) -> tuple[int, ...]:
-        """The mask of a run of `total` steps.
-
-        Raises:
-            StateError: an explicit mask of another length, or an unknown step count.
-        """
-        if total is None:
-            raise StateError(
-                "StepMask depends on the number of steps, which is not known; "
-                "call refresh(pipeline, num_inference_steps)"
-            )
-        if isinstance(self.mask, str):
-            return scm_mask(self.mask, total)
-        if len(self.mask) != total:
-            raise StateError(
-                f"StepMask(mask=…) has {len(self.mask)} entries, but this run has {total} steps; give one for each step"
-            )
-        return tuple(self.mask)
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        return frozenset({0, total - 1, *(step for step, computes in enumerate(mask_of(self.mask, total)) if computes)})
 
 
 @lru_cache(maxsize=256)

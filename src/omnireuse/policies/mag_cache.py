@@ -8,8 +8,7 @@ from functools import lru_cache
 from typing import Any, ClassVar, NamedTuple
 
 from omnireuse.base.validation import Count, Positive, Share, check_fields, check_finite_list, field_error
-from omnireuse.errors import StateError
-from omnireuse.policies.base import Limit, StepView, ThresholdPolicy
+from omnireuse.policies.base import Limit, StepView, ThresholdPolicy, known_total
 
 __all__ = ["MagCache", "MagCacheState", "by_branch", "checked_ratios", "resampled"]
 
@@ -75,10 +74,7 @@ class MagCache(ThresholdPolicy):
         return self._after_reuse(state, view).accumulated_err
 
     def wants_reuse(self, state: MagCacheState, view: StepView) -> bool:
-        if view.total is None:
-            raise StateError(
-                "MagCache depends on the number of steps; call refresh(pipeline, num_inference_steps) first"
-            )
+        known_total(self, view)
         error = self.measured(state, view)
         return error is not None and error <= self.threshold and state.accumulated_steps < self.max_skip_steps
 

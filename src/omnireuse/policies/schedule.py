@@ -7,8 +7,7 @@ from abc import abstractmethod
 import numpy as np
 from numpy.typing import NDArray
 
-from omnireuse.errors import StateError
-from omnireuse.policies.base import Policy, StepView
+from omnireuse.policies.base import Policy, StepView, known_total
 
 __all__ = ["Schedule", "cheapest_path"]
 
@@ -21,12 +20,7 @@ class Schedule(Policy):
         """The steps that are computed in a run of `total` ≥ 1 steps with these noise fractions."""
 
     def wants_reuse(self, state: None, view: StepView) -> bool:
-        if view.total is None:
-            raise StateError(
-                f"{self!r} depends on the number of steps, which is not known; call "
-                "handle.expect(num_inference_steps), or refresh(pipeline, num_inference_steps) of a cache backend"
-            )
-        return view.index not in self.schedule(view.total, view.noises)
+        return view.index not in self.schedule(known_total(self, view), view.noises)
 
 
 def cheapest_path(

@@ -9,11 +9,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from omnireuse.base.validation import Count, Index, check_fields, field_error, is_number, is_whole
+from omnireuse.base.validation import Count, Factor, Index, Several, check_fields, field_error
 from omnireuse.policies.base import Limit
 from omnireuse.policies.schedule import Schedule, cheapest_path
 
-__all__ = ["POWER", "SHORT_RUN", "Spread", "check_amount", "nearest", "spread_by_noise"]
+__all__ = ["SHORT_RUN", "Spread", "nearest", "spread_by_noise"]
 
 SHORT_RUN = 20
 """Runs of fewer steps gain nothing from reuse: as many computed steps of a shorter run of the same solver are as close
@@ -47,25 +47,26 @@ class Spread(Schedule):
     """
 
     num_computed: Count | None = None
-    speedup: float | None = None
+    speedup: Factor | None = None
     warmup: Index = 1
-    power: float = POWER
+    power: Factor = POWER
     by_noise: bool = True
-    min_computed: int | None = None
-    min_steps: int | None = None
+    min_computed: Several | None = None
+    min_steps: Several | None = None
     compute_last: bool = False
 
     def __post_init__(self) -> None:
         if (self.num_computed is None) == (self.speedup is None):
             raise field_error(self, "speedup", "be given, or num_computed, and not both")
         check_fields(self)
-        check_amount(self, self.num_computed, self.speedup, self.warmup)
+        least = max(self.warmup, 1) + 1
+        if self.num_computed is not None and self.num_computed < least:
+            first = "step" if least == 2 else f"{self.warmup} steps (warmup)"
+            must = f"be at least {least}, because the first {first} and the last are always computed"
+            raise field_error(self, "num_computed", must)
         for name in ("min_computed", "min_steps"):
-            least = getattr(self, name)
-            if least is not None and (self.speedup is None or not is_whole(least, 2)):
-                raise field_error(self, name, "be a whole number of at least 2, given with speedup")
-        if not (is_number(self.power) and self.power >= 1):
-            raise field_error(self, "power", "be a finite number of at least 1")
+            if getattr(self, name) is not None and self.speedup is None:
+                raise field_error(self, name, "be given with speedup")
 
     @property
     def expects_reuse(self) -> bool:
@@ -112,18 +113,6 @@ class Spread(Schedule):
             return total
         always = max(self.warmup, 1) + 1
         return min(max(nearest(total, self.speedup), self.min_computed or 0, always), total)
-
-
-def check_amount(owner: object, num_computed: int | None, speedup: float | None, warmup: int = 1) -> None:
-    """Raise a ConfigError for fewer computed steps than the warm-up and the last, or a speed-up below 1."""
-    least = max(warmup, 1) + 1
-    if num_computed is not None and num_computed < least:
-        first = "step" if least == 2 else f"{warmup} steps (warmup)"
-        raise field_error(
-            owner, "num_computed", f"be at least {least}, because the first {first} and the last are always computed"
-        )
-    if speedup is not None and not (is_number(speedup) and speedup >= 1):
-        raise field_error(owner, "speedup", "be a finite number of at least 1")
 
 
 def nearest(total: int, speedup: float) -> int:

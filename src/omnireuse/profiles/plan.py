@@ -46,6 +46,11 @@ class Evidence(Record, frozen=True, kw_only=True):
     closeness: tuple[float, ...] = ()
     stays: bool = False
 
+    @property
+    def error(self) -> float:
+        """The mean of the errors; NaN without any."""
+        return math.fsum(self.errors) / len(self.errors) if self.errors else math.nan
+
 
 class Plan(Record, frozen=True, kw_only=True):
     """One schedule and its quality.

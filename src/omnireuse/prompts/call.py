@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import inspect
 import itertools
-import logging
+import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from omnireuse.pipelines.snapshot import autocast_state
 from omnireuse.prompts.cache import PromptEmbedCache
 from omnireuse.prompts.entry import Outside
 from omnireuse.prompts.keys import PromptKey, UnkeyableError, freeze, is_embeds_name
-from omnireuse.prompts.reading import Reading, State
+from omnireuse.prompts.reading import Reading, Sight
 from omnireuse.prompts.survey import Survey
 
 __all__ = ["EncodeCall", "own_function"]
-
-logger = logging.getLogger("omnireuse")
 
 _DEVICES = (str, int, torch.device)
 _EPOCHS = itertools.count()  # of all pipelines, so that no epoch comes again
 
 
 class EncodeCall:
-    """One ``encode_prompt`` function of one pipeline.
+    """One ``encode_prompt`` function of one pipeline in one epoch: nothing seen in another one counts.
 
     Args:
         pipeline: held weakly.
@@ -39,11 +35,12 @@ class EncodeCall:
     """
 
     def __init__(self, pipeline: object, original: Any, cache: PromptEmbedCache, tag: str | None) -> None:
-        function = own_function(pipeline) if original is None else original
-        self._readings: dict[Any, Reading] = {}
+        self._lock = threading.RLock()
+        self._sights: dict[Reading, Sight] = {}  # never changed, but exchanged: read without the lock
         self._by_call: dict[PromptKey, Reading] = {}
         this = weakref.ref(self)
         self._pipeline, self._original = weakref.ref(pipeline, lambda _: _close(this())), original
+        function = self.function
         self._code = getattr(function, "__func__", function)
         self.cache = cache
         self.signature = inspect.signature(function)
@@ -53,10 +50,7 @@ class EncodeCall:
         self._surplus = next((name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD), None)
         store = cache.options.outside
         self.outside = None if store is None else Outside(store, tag)
-        self.epoch = next(_EPOCHS)
-        # A fused step changes weights without a new tensor version (torch 2.13).
-        handle = register_optimizer_step_post_hook(lambda optimizer, *_: _suspect(this(), optimizer))
-        weakref.finalize(self, handle.remove)
+        self.epoch, self.is_open = next(_EPOCHS), True
 
     @property
     def pipeline(self) -> Any:
@@ -72,70 +66,69 @@ class EncodeCall:
         """Whether the pipeline's ``encode_prompt`` is still the one that was read."""
         return self._original is not None or getattr(type(pipeline), "encode_prompt", None) is self._code
 
-    def bump(self) -> int:
-        """Start a new epoch and return it: all that is kept is out of date."""
-        self.epoch = next(_EPOCHS)
-        self.close()
-        self.cache.drop_calls()
-        return self.epoch
-
     def close(self) -> None:
         """Let go of all that was seen of the pipeline."""
-        self._readings, self._by_call = {}, {}
+        self.is_open, self._sights, self._by_call = False, {}, {}
 
-    def reading(self, arguments: PromptKey) -> Reading | None:
+    def seen(self, arguments: PromptKey) -> Reading | None:
         """What a call with these arguments was seen to read."""
         return self._by_call.get(arguments)
 
-    def remember(
-        self, arguments: PromptKey, names: Sequence[str], whole: frozenset[str], strays: Sequence[nn.Module] = ()
-    ) -> Reading:
-        """The reading of a call with these arguments."""
-        which = (*names,), whole, (*map(id, strays),)
-        reading = self._readings.get(which)
-        if reading is None or strays:
-            reading = self._readings[which] = Reading(*which[:2], strays, self.cache.drop_calls)
+    def remember(self, arguments: PromptKey, sight: Sight) -> None:
+        """Note what a call with these arguments read."""
+        self._keep(sight.reading, sight)
         if len(self._by_call) > 64 + 4 * len(self.cache.store):
             self._by_call = {}  # calls whose entries left long ago; the others are found when they miss
-        self._by_call[arguments] = reading
-        return reading
+        self._by_call[arguments] = sight.reading
+
+    def look(self, reading: Reading) -> Sight:
+        """What is read now. Cost: see `Survey.holds`; if something changed, that of a survey.
+
+        Raises:
+            UnkeyableError: something can change unseen.
+        """
+        pipeline, old = self.pipeline, self._sights.get(reading)
+        if old is not None and old.holds(pipeline):
+            return old
+        with self._lock:
+            other = self._sights.get(reading)
+            if other is not None and other is not old and other.holds(pipeline):
+                return other  # another thread has looked meanwhile
+            sight = Sight.of(pipeline, reading, self.surveys())
+            self._keep(reading, sight)
+        if old is not None and old.state.weights != sight.state.weights:
+            self.cache.drop_calls(old.state.weights)
+        return sight
 
     def surveys(self) -> dict[int, Survey]:
         """Everything that was seen, by the id of the value: it may still be so."""
-        sights = [reading.sight for reading in (*self._readings.values(),)]
-        return {name: survey for sight in sights if sight is not None for name, survey in sight.surveys.items()}
+        return {name: survey for sight in self._sights.values() for name, survey in sight.surveys.items()}
 
     def idle(self) -> frozenset[str]:
         """Paths of modules that calls look up and that did not run so far."""
-        sights = [sight for reading in (*self._readings.values(),) if (sight := reading.sight) is not None]
-        whole = frozenset().union(*[sight.whole for sight in sights])
-        return frozenset().union(*[sight.idle for sight in sights]) - whole
+        sights = self._sights.values()
+        return frozenset().union(*[each.idle for each in sights]).difference(*[each.reading.whole for each in sights])
+
+    def key(self, arguments: PromptKey, sight: Sight) -> PromptKey:
+        """The key of a call in the state of a sight."""
+        target = sight.device() if arguments.target is None else arguments.target
+        return PromptKey(((self.epoch, *sight.state), target, *arguments[2:]))
 
     def keys(self, arguments: PromptKey) -> list[PromptKey]:
         """The keys of a call by every reading, as of now."""
-        pipeline, keys = self.pipeline, []
-        for reading in (*self._readings.values(),):
+        keys = []
+        for reading in self._sights:
             try:
-                keys.append(self.key(arguments, reading, reading.state(pipeline)))
+                keys.append(self.key(arguments, self.look(reading)))
             except UnkeyableError:  # then it holds no more
                 continue
         return keys
 
-    def key(self, arguments: PromptKey, reading: Reading, state: State) -> PromptKey:
-        """The key of a call in a state."""
-        target = arguments[1]
-        if target is None and reading.sight is not None:
-            target = reading.sight.device()
-        return PromptKey(((self.epoch, *state), target, *arguments[2:]))
-
     def arguments(self, pipeline: Any, bound: dict[str, Any]) -> PromptKey:
         """The key of a call but for its state, which is None: the device that it wants its tensors on, its arguments,
         and torch's settings of this thread."""
-        return self._key(bound, self._target(pipeline, bound))
-
-    def _key(self, bound: dict[str, Any], target: torch.device | None) -> PromptKey:
         ambient = autocast_state(), str(torch.get_default_dtype()), torch.get_float32_matmul_precision()
-        parts: list[Any] = [None, target, ambient]
+        parts: list[Any] = [None, self._target(pipeline, bound), ambient]
         for name, value in bound.items():
             if value is None or (name == "device" and type(value) in _DEVICES):
                 parts.append(None)
@@ -144,6 +137,11 @@ class EncodeCall:
             else:
                 parts.append(freeze(value))
         return PromptKey(parts)
+
+    def _keep(self, reading: Reading, sight: Sight) -> None:
+        with self._lock:  # the latest last, so that its surveys are the ones to try
+            others = {each: kept for each, kept in self._sights.items() if each != reading}
+            self._sights = {**others, reading: sight}
 
     def _target(self, pipeline: Any, bound: dict[str, Any]) -> torch.device | None:
         """The device for this call's tensors: its ``device``, else the pipeline's; None for its encoder's."""
@@ -156,13 +154,6 @@ class EncodeCall:
 def _close(call: EncodeCall | None) -> None:
     if call is not None:
         call.close()
-
-
-def _suspect(call: EncodeCall | None, optimizer: torch.optim.Optimizer) -> None:
-    if call is not None:
-        stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-        for survey in call.surveys().values():
-            survey.suspect(stepped)
 
 
 def own_function(pipeline: Any) -> Callable[..., Any]:

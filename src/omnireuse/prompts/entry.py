@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from omnireuse.prompts.keys import PromptKey, digest_of
-from omnireuse.prompts.reading import Reading
+from omnireuse.prompts.reading import Sight
 from omnireuse.stores.tier import Tier, TieredStore
 from omnireuse.stores.trees import compact_copy, flatten, storage_bytes, unflatten
 
@@ -165,8 +165,7 @@ class Outside:
         self,
         pipeline: object,
         arguments: PromptKey,
-        reading: Reading,
-        content: str,
+        sight: Sight,
         value: Any,
         left: Sequence[tuple[str, Any]],
         target: torch.device | None,
@@ -174,7 +173,7 @@ class Outside:
         """Keep ``value``; the store counts what it cannot take."""
         _, leaves = flatten(value, opaque=True)
         follows = [isinstance(leaf, torch.Tensor) and leaf.device == target for leaf in leaves]
-        record = [*reading.names], sorted(reading.whole), content, [*left], value, follows
+        record = [*sight.reading.names], sorted(sight.reading.whole), sight.elsewhere, [*left], value, follows
         self._store.put(_name(arguments), record, namespace=self._namespace(pipeline))
 
     def _namespace(self, pipeline: object) -> str:

@@ -1,12 +1,11 @@
-"""What calls of `encode_prompt` read, and what it holds: remembered with an entry, and compared before each hit."""
+"""What a call of `encode_prompt` read, and what all of that holds at one moment."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -45,6 +44,20 @@ class State(NamedTuple):
     settings: bytes
 
 
+class Reading(NamedTuple):
+    """What a call read.
+
+    Args:
+        names: attributes of the pipeline, in the order of the first look.
+        whole: paths of the modules that ran, wholly or in part: they count with all that they are.
+        strays: modules that ran and that no attribute leads to.
+    """
+
+    names: tuple[str, ...]
+    whole: frozenset[str]
+    strays: tuple[weakref.ref[nn.Module], ...] = ()
+
+
 def look_up(pipeline: object, name: str) -> Any:
     """The value of an attribute; for a method of the pipeline its function; `ABSENT` if there is none."""
     value = getattr(pipeline, name, ABSENT)
@@ -54,32 +67,49 @@ def look_up(pipeline: object, name: str) -> Any:
 
 
 class Sight:
-    """What attributes of a pipeline hold at one moment. Filled by `add`, then closed by `finish`.
+    """What attributes of a pipeline hold at one moment. Filled by `add` and `use`, then closed by `finish`.
 
     Args:
         known: surveys that may still hold, by the id of the value.
-        idle: paths of modules that are known not to run: their survey waits until one does.
+        may_run: whether a module of a path may run. It is surveyed when it is found, because the call itself may
+            change it; any other only if it runs.
 
     Attributes:
         modules: those that were found: path, module and survey, by id.
+        reading: what was added and used.
+        idle: paths of the modules that were not used.
         state: what all of it is.
         elsewhere: digest that another process has for the same; None if there cannot be one.
-        whole, idle: paths of the modules that count with all that they are, and of the others.
     """
 
     def __init__(
-        self, pipeline: object, known: Mapping[int, Survey] | None = None, idle: frozenset[str] = frozenset()
+        self, pipeline: object, known: Mapping[int, Survey], may_run: Callable[[str], bool] = lambda path: True
     ) -> None:
         self.pipeline: Any = pipeline
-        self._known, self.idle, self.whole = known or {}, idle, frozenset[str]()
+        self._known, self._may_run = known, may_run
         self._values: dict[str, Any] = {}
         self._parts: dict[str, Survey | UnkeyableError] = {}
         self.modules: dict[int, tuple[str, nn.Module, Survey | UnkeyableError | None]] = {}
+        self._strays: list[weakref.ref[nn.Module]] = []
+        self._used: set[int] = set()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What was added, in order."""
-        return (*self._values,)
+    @classmethod
+    @checked()
+    def of(cls, pipeline: object, reading: Reading, known: Mapping[int, Survey]) -> Sight:
+        """Look at what a call read.
+
+        Raises:
+            UnkeyableError: something can change unseen.
+        """
+        sight = cls(pipeline, known, reading.whole.__contains__)
+        for name in reading.names:
+            sight.add(name, look_up(pipeline, name))
+        for stray in reading.strays:
+            if (module := stray()) is not None:
+                sight._add_stray(module)
+        sight._used = {number for number, (_, _, survey) in sight.modules.items() if survey is not None}
+        sight.finish().reading = reading
+        return sight
 
     def add(self, name: str, value: Any) -> None:
         """Note the value of an attribute, if it is the first."""
@@ -87,21 +117,26 @@ class Sight:
             return
         self._values[name] = value
         if isinstance(value, nn.Module):
-            self.add_module(name, value)
+            self._add_module(name, value)
         elif not (value is ABSENT or is_plain(value) or self._is_method(name, value)):
             self._parts[name] = self._survey(value, name)
 
-    def add_module(self, path: str, module: nn.Module, *, runs: bool = False) -> None:
-        """Note a module, and those that it keeps outside of its layers."""
-        known = self.modules.get(id(module))
-        if known is None or (runs and known[2] is None):
-            self.modules[id(module)] = path, module, None
-            if runs or path not in self.idle:
-                self.modules[id(module)] = path, module, self._survey(module, path)
+    def use(self, module: nn.Module) -> frozenset[int]:
+        """Survey what a module that is about to run belongs to; the ids of all modules in there."""
+        root, survey = next((each[1:] for each in self.modules.values() if _is_in(module, *each[1:])), (module, None))
+        if id(root) not in self.modules:
+            survey = self._add_stray(root)
+        self._used.add(id(root))
+        survey = survey or self._look_into(root)
+        if isinstance(survey, UnkeyableError):  # raised by `finish`, as what goes wrong here
+            return frozenset(map(id, root.modules()))
+        with contextlib.suppress(UnkeyableError), checked():
+            survey.weights()  # before it runs: afterwards it may be on another device
+        return survey.identities
 
     @checked()
-    def finish(self, is_whole: Callable[[str, nn.Module, Any], bool]) -> Sight:
-        """Tell which modules count whole; what was found is let go of, but for what the surveys hold.
+    def finish(self) -> Sight:
+        """Let go of what was found, but for what the surveys hold.
 
         Raises:
             UnkeyableError: something can change unseen.
@@ -117,21 +152,21 @@ class Sight:
             else:
                 text = f"{type(value).__name__} {value!r}" if is_plain(value) or value is ABSENT else "module or method"
                 texts.append((name, text, text))
-        paths: dict[bool, list[str]] = {True: [], False: []}
-        for path, module, survey in [*self.modules.values()]:
-            whole = is_whole(path, module, survey)
-            paths[whole].append(path)
-            if not whole or survey is None:
-                survey = Survey(module, path, self.pipeline, is_idle=not whole)
-            texts.append(self._take(path, module, survey))
-        self.whole, self.idle = frozenset(paths[True]), frozenset(paths[False])
+        whole: list[str] = []
+        for number, (path, module, survey) in [*self.modules.items()]:
+            # What is compiled does not tell that it runs.
+            if number in self._used or any(vars(part).get("_compiled_call_impl") for part in module.modules()):
+                whole.append(path)
+                texts.append(self._take(path, module, survey or self._look_into(module)))
+            else:
+                texts.append(self._take(path, module, Survey(module, path, self.pipeline, is_idle=True)))
+        self.reading = Reading((*self._values,), frozenset(whole), (*self._strays,))
         weights = [survey.weights() for survey in self.surveys.values()]
         self.state = State(digest_of(*weights), digest_of(repr([text[:2] for text in texts]).encode()))
-        is_portable = all(text[2] is not None for text in texts) and not any(
-            path.startswith("<") for path in self.whole
-        )
         portable = repr([(name, there) for name, _, there in texts]).encode()
+        is_portable = not self._strays and all(text[2] is not None for text in texts)
         self.elsewhere = digest_of(portable, *weights).hex() if is_portable else None
+        self.idle = frozenset(path for path, _, _ in self.modules.values()) - self.reading.whole
         self._texts = {name: here for name, here, _ in texts}
         self._roots = {name: weakref.ref(v) for name, v in self._values.items() if isinstance(v, nn.Module)}
         self._values = {name: None if name in self._roots else value for name, value in self._values.items()}
@@ -139,7 +174,7 @@ class Sight:
         return self
 
     def holds(self, pipeline: object) -> bool:
-        """Whether all is as it was."""
+        """Whether all is as it was. Cost: see `Survey.holds`."""
         for name, value in self._values.items():
             try:
                 now = look_up(pipeline, name)
@@ -166,6 +201,23 @@ class Sight:
         """Whether an attribute of any layer is true."""
         return any(survey.any_layer(name) for survey in self.surveys.values())
 
+    def _add_module(self, path: str, module: nn.Module) -> None:
+        if id(module) not in self.modules:
+            self.modules[id(module)] = path, module, None
+            if self._may_run(path):
+                self._look_into(module)
+
+    def _add_stray(self, module: nn.Module) -> Survey | UnkeyableError:
+        self._strays.append(weakref.ref(module))
+        self.modules[id(module)] = f"<{len(self._strays)}>", module, None
+        return self._look_into(module)
+
+    def _look_into(self, module: nn.Module) -> Survey | UnkeyableError:
+        path = self.modules[id(module)][0]
+        survey = self._survey(module, path)
+        self.modules[id(module)] = path, module, survey
+        return survey
+
     def _is_method(self, name: str, value: Any) -> bool:
         return isinstance(value, types.FunctionType) and name not in getattr(self.pipeline, "__dict__", {})
 
@@ -176,10 +228,10 @@ class Sight:
         try:
             with checked():
                 survey = known if known is not None and known.holds() else Survey(value, path, self.pipeline, known)
-        except UnkeyableError as error:  # matters only if it runs
+        except UnkeyableError as error:  # raised by `finish`: the call itself goes on
             return error
         for inner, module in survey.modules:
-            self.add_module(inner, module)
+            self._add_module(inner, module)
         return survey
 
     def _take(self, name: str, value: Any, survey: Survey | UnkeyableError) -> tuple[str, Any, Any]:
@@ -189,59 +241,13 @@ class Sight:
         return name, survey.here, survey.there
 
 
+def _is_in(module: nn.Module, root: nn.Module, survey: Survey | UnkeyableError | None) -> bool:
+    if isinstance(survey, Survey):
+        return id(module) in survey.identities
+    return any(part is module for part in root.modules())
+
+
 def _process_hooks() -> tuple[int, ...]:
     """Forward hooks of all modules of the process, but for that of recordings."""
     hooks = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
     return tuple(number for number, hook in hooks.items() if getattr(hook, "__name__", "") != "note_run")
-
-
-class Reading:
-    """Attributes that a call read, the modules that it used, and what they held last.
-
-    Args:
-        names: the attributes, in the order of the first look.
-        whole: paths of the modules that ran, wholly or in part.
-        strays: modules that ran and that no attribute leads to.
-        on_change: called with the digest of weights that are gone.
-    """
-
-    def __init__(
-        self,
-        names: tuple[str, ...],
-        whole: frozenset[str],
-        strays: Sequence[nn.Module],
-        on_change: Callable[[bytes], None],
-    ) -> None:
-        self.names, self.whole = names, whole
-        self._strays = [weakref.ref(module) for module in strays]
-        self._on_change, self._lock = on_change, threading.Lock()
-        self.sight: Sight | None = None
-
-    def state(self, pipeline: object) -> State:
-        """What is read now. Cost: see `Survey.holds`; if something changed, that of a survey.
-
-        Raises:
-            UnkeyableError: something can change unseen.
-        """
-        sight = self.sight
-        return (self.look(pipeline) if sight is None or not sight.holds(pipeline) else sight).state
-
-    @checked()
-    def look(self, pipeline: object, known: Mapping[int, Survey] | None = None) -> Sight:
-        """Look at everything.
-
-        Args:
-            known: surveys that may still hold; None: those of the last look.
-        """
-        with self._lock:
-            old, self.sight = self.sight, None
-            sight = Sight(pipeline, known or ({} if old is None else old.surveys))
-            for name in self.names:
-                sight.add(name, look_up(pipeline, name))
-            for number, stray in enumerate(self._strays, 1):
-                if (module := stray()) is not None:
-                    sight.add_module(f"<{number}>", module)
-            self.sight = sight.finish(lambda path, *_: path in self.whole)
-        if old is not None and sight.state.weights != old.state.weights:
-            self._on_change(old.state.weights)
-        return sight

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import types
@@ -15,9 +14,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from omnireuse.prompts.code import counted_at
-from omnireuse.prompts.keys import UnkeyableError
-from omnireuse.prompts.reading import ABSENT, Sight, checked, look_up
-from omnireuse.prompts.survey import Survey
+from omnireuse.prompts.reading import ABSENT, Sight, look_up
 
 __all__ = ["Recording", "is_recording"]
 
@@ -43,14 +40,12 @@ class Recording:
 
     Attributes:
         left: attributes that the call set, with their last values.
-        strays: modules that ran and belong to nothing that was read.
         spoiled: attributes that the call updates (see `counted_at`) and also read for another reason.
     """
 
     def __init__(self, sight: Sight) -> None:
         self.pipeline, self.sight = sight.pipeline, sight
         self.left: dict[str, Any] = {}
-        self.strays: list[nn.Module] = []
         self.spoiled: set[str] = set()
         self._counters: set[str] = set()
         self._ran: set[int] = set()
@@ -97,8 +92,7 @@ class Recording:
         """A part of a module that was read is used; its dtype, device and settings are not its weights."""
         is_part = isinstance(value, (torch.Tensor, nn.Module))
         if is_part or (type(value) is types.MethodType and name not in _ASKED and not name.startswith("_")):
-            self._ran.add(id(module))
-            self.sight.add_module(self.sight.modules[id(module)][0], module, runs=True)
+            self.runs(module)
 
     def _note(self, name: str, value: Any, caller: types.FrameType) -> None:
         if name.startswith("__") and name.endswith("__"):
@@ -118,30 +112,12 @@ class Recording:
 
     def runs(self, module: nn.Module) -> None:
         """A module is about to run."""
-        if self.is_paused or id(module) in self._ran:
-            return
-        self._ran.add(id(module))
-        self.is_paused = True
-        try:
-            found = [*self.sight.modules.values()]
-            for path, root, survey in sorted(found, key=lambda each: not isinstance(each[2], Survey)):
-                if isinstance(survey, Survey) and id(module) in survey.identities:
-                    with contextlib.suppress(UnkeyableError), checked():  # said when the recording ends
-                        survey.weights()  # before it runs: afterwards it may be on another device
-                    return
-                if not isinstance(survey, Survey) and any(part is module for part in root.modules()):
-                    self.sight.add_module(path, root, runs=True)
-                    return
-            self.strays.append(module)
-            self.sight.add_module(f"<{len(self.strays)}>", module)
-        finally:
-            self.is_paused = False
-
-    def is_whole(self, _path: str, module: nn.Module, survey: Any) -> bool:
-        """Whether a module ran, or a part of it. What is compiled does not tell: it may have."""
-        if isinstance(survey, Survey):
-            return survey.any_layer("_compiled_call_impl") or not survey.identities.isdisjoint(self._ran)
-        return any(id(part) in self._ran or vars(part).get("_compiled_call_impl") for part in module.modules())
+        if id(module) not in self._ran:
+            was_paused, self.is_paused = self.is_paused, True
+            try:
+                self._ran |= self.sight.use(module)
+            finally:
+                self.is_paused = was_paused
 
 
 def _current(thing: object) -> Recording | None:
@@ -153,7 +129,7 @@ def note_run(module: nn.Module, _inputs: Any) -> None:
     """The forward pre-hook of all modules of the process while a recording goes on."""
     if not torch.compiler.is_compiling():
         recording: Recording | None = getattr(_here, "recording", None)
-        if recording is not None:
+        if recording is not None and not recording.is_paused:
             recording.runs(module)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from omnireuse.errors import WrongTypeError
 from omnireuse.prompts.call import EncodeCall
 from omnireuse.prompts.entry import CACHE_MISS, Entry
 from omnireuse.prompts.keys import PromptKey, UnkeyableError, is_plain
-from omnireuse.prompts.reading import Sight, look_up
+from omnireuse.prompts.reading import Reading, Sight, look_up
 from omnireuse.prompts.recording import Recording
 
 __all__ = ["Request", "leave"]
@@ -22,33 +23,46 @@ logger = logging.getLogger("omnireuse")
 
 
 class Request:
-    """One call after its miss."""
+    """One call after its miss.
 
-    def __init__(self, call: EncodeCall, arguments: PromptKey, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    Args:
+        again: the cached ``encode_prompt``, for a call whose epoch ends while it waits.
+    """
+
+    def __init__(
+        self,
+        call: EncodeCall,
+        arguments: PromptKey,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        again: Callable[..., Any],
+    ) -> None:
         self._call, self._cache, self._arguments = call, call.cache, arguments
-        self._args, self._kwargs = args, kwargs
+        self._args, self._kwargs, self._again = args, kwargs, again
         self._label = reprlib.repr(next((a for a in (*args, *kwargs.values()) if a and _is_text(a)), ""))[:80]
         self._own: Any = CACHE_MISS
 
     def run(self) -> Any:
         """The value of the call. It is loaded once, however many threads ask for it in the same state."""
-        entry, led = self._cache.flights.run((self._call.epoch, self._arguments), self._load)
-        if self._own is not CACHE_MISS:  # the loader of a value gets the encode's own tensors: the cache has copies
-            return self._own
-        if entry is not None and not led and entry.key not in self._keys():
-            entry = None  # of weights or settings that are no more
-        value = CACHE_MISS if entry is None else self._cache.hand_out(entry)
-        if value is CACHE_MISS:
-            self._encode()
-            return self._own
-        assert entry is not None
-        self._cache.add("hits")
-        self._cache.add("coalesced", not led)
-        leave(self._call.pipeline, entry)
-        return value
+        while True:
+            entry, led = self._cache.flights.run((self._call.epoch, self._arguments), self._load)
+            if entry is None and not led:  # the loader's result is for itself alone
+                self._encode()
+            if self._own is not CACHE_MISS:  # whoever encodes gets its own tensors: the cache has copies
+                return self._own
+            if not self._call.is_open:
+                return self._again(*self._args, **self._kwargs)
+            # Of other weights or settings than now, or changed by a consumer: then somebody loads again.
+            if isinstance(entry, Entry) and (led or entry.key in self._keys()):
+                value = self._cache.hand_out(entry)
+                if value is not CACHE_MISS:
+                    self._cache.add("hits")
+                    self._cache.add("coalesced", not led)
+                    leave(self._call.pipeline, entry)
+                    return value
 
-    def _load(self) -> Entry | None:
-        """An entry from this process, from elsewhere, or of an encode; None if the result cannot be shared."""
+    def _load(self) -> Any:
+        """An entry from this process, from elsewhere, or of an encode; see `_encode`."""
         found = [entry for key in self._keys() if (entry := self._cache.store.lookup(key, None)) is not None]
         return found[0] if found else self._from_outside() or self._encode()
 
@@ -58,26 +72,29 @@ class Request:
 
     def _from_outside(self) -> Entry | None:
         """What another process kept, if the same is read here: the same names, with the same content."""
-        outside = self._call.outside
-        record = None if outside is None else outside.lookup(self._call.pipeline, self._arguments)
+        call, outside = self._call, self._call.outside
+        record = None if outside is None else outside.lookup(call.pipeline, self._arguments)
         if record is None:
             return None
-        reading = self._call.remember(self._arguments, record.names, frozenset(record.whole))
-        key = self._call.key(self._arguments, reading, reading.state(self._call.pipeline))
-        if reading.sight is None or reading.sight.elsewhere != record.content:
+        sight = call.look(Reading((*record.names,), frozenset(record.whole)))
+        if sight.elsewhere != record.content:
             return None
+        call.remember(self._arguments, sight)
+        key = call.key(self._arguments, sight)
         self._cache.add("outside_hits")
         return self._cache.keep(key, record.value_on(key.target), self._label, record.left)
 
-    def _encode(self) -> Entry | None:
+    def _encode(self) -> Any:
+        """An entry with the result; None if it cannot be shared; `CACHE_MISS` if it is out of date already."""
         call, cache, pipeline = self._call, self._cache, self._call.pipeline
         before_call = _generators()
-        with Recording(Sight(pipeline, call.surveys(), call.idle())) as recording:
+        idle = call.idle()
+        with Recording(Sight(pipeline, call.surveys(), lambda path: path not in idle)) as recording:
             self._own = value = call.function(*self._args, **self._kwargs)
         try:
-            names, before = recording.sight.names, recording.sight.finish(recording.is_whole)
-            reading = call.remember(self._arguments, names, before.whole, recording.strays)
-            after = reading.look(pipeline, before.surveys)
+            before = recording.sight.finish()
+            call.remember(self._arguments, before)
+            after = call.look(before.reading)
             left = _left(recording)
             if _have_drawn(before_call):
                 raise UnkeyableError("training" if after.any_layer("training") else "random", self._label)
@@ -86,16 +103,16 @@ class Request:
             return None
         cache.add("misses")
         self._warn_of_gradients(value)
-        if after.state != before.state or recording.spoiled:
+        if after.state != before.state or recording.spoiled or not call.is_open:
             cache.add("outdated")
             changed = sorted({*before.unlike(after), *recording.spoiled})
             logger.info("encode_prompt(%s) is not stored: what it read changed meanwhile: %s", self._label, changed)
-            return None
+            return CACHE_MISS
         try:
-            key = call.key(self._arguments, reading, after.state)
+            key = call.key(self._arguments, after)
             entry = cache.keep(key, value, self._label, left)
             if call.outside is not None and after.elsewhere is not None:
-                call.outside.put(pipeline, self._arguments, reading, after.elsewhere, value, left, key.target)
+                call.outside.put(pipeline, self._arguments, after, value, left, key.target)
         except WrongTypeError as error:
             cache.bypass("result", str(error))
             return None

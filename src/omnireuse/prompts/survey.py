@@ -15,6 +15,7 @@ import itertools
 import logging
 import re
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping
@@ -28,7 +29,7 @@ from omnireuse.prompts.checksum import tensor_checksum
 from omnireuse.prompts.code import code_digest
 from omnireuse.prompts.keys import UnkeyableError, digest_of, freeze, is_plain
 
-__all__ = ["Survey"]
+__all__ = ["Survey", "suspect_stepped"]
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # those of the backward pass and of state_dict change no output
@@ -52,6 +53,8 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, torch.Generator)  # a
 _MEMORIES = frozenset({"cache", "deprecation_warnings"})  # of tokenizers: words that were split, what was said once
 _MAX_VALUES = 50_000
 _MAX_VOCABULARY = 1_000
+_alive: weakref.WeakSet[Survey] = weakref.WeakSet()
+_lock = threading.RLock()
 
 
 class Survey:
@@ -71,6 +74,7 @@ class Survey:
         identities: ids of the modules that are surveyed.
         is_whole: False for an idle module.
         tensors: all of them.
+        suspects: ids of tensors that may have another content at the same version and address.
 
     Raises:
         UnkeyableError: something can change unseen.
@@ -92,7 +96,7 @@ class Survey:
         self.tensors: list[torch.Tensor] = []
         self.modules: list[tuple[str, nn.Module]] = []
         self.identities: frozenset[int] = frozenset()
-        self._suspects: set[int] = set()
+        self.suspects: set[int] = set()
         self._held, self.is_whole = value, not is_idle
         if not isinstance(value, nn.Module):
             self._value(value, path)
@@ -105,6 +109,8 @@ class Survey:
                 self._value(vars(value).get("config", vars(value).get("_internal_dict")), f"{path}.config")
             else:
                 self._module(value, path)
+        with _lock:
+            _alive.add(self)
         with torch._C.DisableTorchFunction():
             self._was = [look(self) for look in _LOOKS]
         words, self._words, self._seen, self._pipeline = self._words, [], {}, None
@@ -115,11 +121,11 @@ class Survey:
         self._sums: dict[int, tuple[Any, ...]] = {}
         # If a layer changed, its weights may have, too: PEFT merges adapters through `tensor.data`, uncounted.
         if old is not None and old.here == self.here:
-            self._sums = {name: old._sums[name] for name in old._sums.keys() - old._suspects}
+            self._sums = {name: known for name, known in old._sums.copy().items() if name not in old.suspects}
 
     def holds(self) -> bool:
         """Whether all is as it was. Cost: 0.25 us for each tensor of a transformer, its layer included."""
-        if self._suspects or (isinstance(self._held, weakref.ref) and self._held() is None):
+        if self.suspects or (isinstance(self._held, weakref.ref) and self._held() is None):
             return False
         try:
             with torch._C.DisableTorchFunction():
@@ -139,10 +145,6 @@ class Survey:
                 known = self._sums[id(tensor)] = (version, address, _content(tensor))
             sums.append(known[2])
         return digest_of(repr(sums).encode())
-
-    def suspect(self, tensors: set[int]) -> None:
-        """These tensors, by id, may have another content at the same version and address."""
-        self._suspects |= self._sums.keys() & tensors
 
     def is_of(self, value: object) -> bool:
         """Whether ``value`` is what was surveyed."""
@@ -304,10 +306,18 @@ def _typed(values: list[Any]) -> tuple[list[Any], list[type]]:
 def _release(survey: Survey | None) -> None:
     """Let go of what a module held."""
     if survey is not None:
-        survey._suspects.add(0)
+        survey.suspects.add(0)
         for name in ("tensors", "_layers", "_empty", "_objects", "_tables", "_wrappers", "_was"):
             setattr(survey, name, [])
         survey._sums = {}
+
+
+def suspect_stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """A hook after the steps of all optimizers: a fused one changes weights without a new version (torch 2.13)."""
+    stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    with _lock:
+        for survey in _alive:
+            survey.suspects |= stepped.intersection(map(id, survey.tensors))
 
 
 _numbers = itertools.count()
@@ -317,13 +327,13 @@ _numbered: dict[int, tuple[Any, int]] = {}
 def _serial(thing: object) -> int:
     """A number that no other object ever has."""
     name = id(thing)
-    reference, number = _numbered.get(name, (None, 0))
-    if reference is not None and reference() is thing:
+    with _lock:  # two threads that meet it first give it one number
+        reference, number = _numbered.get(name, (None, 0))
+        if reference is None or reference() is not thing:
+            number = next(_numbers)
+            with contextlib.suppress(TypeError):  # without weak references: each survey numbers it anew
+                _numbered[name] = weakref.ref(thing, lambda gone: _forget(name, gone)), number
         return number
-    number = next(_numbers)
-    with contextlib.suppress(TypeError):  # without weak references: each survey numbers it anew
-        _numbered[name] = weakref.ref(thing, lambda gone: _forget(name, gone)), number
-    return number
 
 
 def _forget(name: int, gone: Any) -> None:
@@ -381,10 +391,12 @@ _digests: collections.OrderedDict[int, tuple[Any, str]] = collections.OrderedDic
 def _model_digest(tokenizer: Any) -> str:
     """Of the vocabulary and all rules; read once, because it takes up to 0.1 s."""
     key = hash((id(tokenizer), repr(_transformers_backend(tokenizer))))
-    if key not in _digests or _digests[key][0] is not tokenizer:
+    known, content = _digests.get(key, (None, ""))
+    if known is not tokenizer:
         parts = tokenizer.model, tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor
         content = digest_of(*[b"" if part is None else part.__getstate__() for part in parts]).hex()
-        _digests[key] = tokenizer, content
-        while len(_digests) > 16:
-            _digests.popitem(last=False)
-    return _digests[key][1]
+        with _lock:
+            _digests[key] = tokenizer, content
+            while len(_digests) > 16:
+                _digests.popitem(last=False)
+    return content

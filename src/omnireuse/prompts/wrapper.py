@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import logging
 import weakref
 from typing import Any
 
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
 from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
-from omnireuse.prompts.call import EncodeCall, own_function
+from omnireuse.prompts.call import EncodeCall
 from omnireuse.prompts.entry import CACHE_MISS
 from omnireuse.prompts.keys import UnkeyableError
 from omnireuse.prompts.recording import is_recording
 from omnireuse.prompts.request import Request, leave
+from omnireuse.prompts.survey import suspect_stepped
 
 __all__ = ["CachedEncodePrompt"]
 
@@ -36,10 +38,11 @@ class CachedEncodePrompt:
         self.original, self.model_tag = original, model_tag
         self.cache = PromptEmbedCache(max_size, enabled, options=options)
         self._call = EncodeCall(pipeline, original, self.cache, model_tag)
-        function = own_function(pipeline) if original is None else original
+        function = self._call.function
         self.__wrapped__ = getattr(function, "__func__", function)  # a bound method would keep the pipeline alive
         self.__name__, self.__doc__ = "encode_prompt", function.__doc__
-        self.__signature__ = inspect.signature(function)
+        self.__signature__ = self._call.signature
+        weakref.finalize(self, register_optimizer_step_post_hook(suspect_stepped).remove)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of ``encode_prompt(*args, **kwargs)``, from the cache if held. A hit is read-only."""
@@ -51,22 +54,22 @@ class CachedEncodePrompt:
             return call.function(*args, **kwargs)
         try:
             arguments = call.arguments(pipeline, call.bind(*args, **kwargs))
-            reading = call.reading(arguments)
-            state = None if reading is None else reading.state(pipeline)
+            reading = call.seen(arguments)
+            sight = None if reading is None else call.look(reading)
         except UnkeyableError as error:
             cache.bypass(error.reason, error.where)
             return call.function(*args, **kwargs)
         except (TypeError, RuntimeError):
             cache.bypass("signature")
             return call.function(*args, **kwargs)  # raises its own error, or knows better
-        if reading is not None and state is not None:
-            entry = cache.store.lookup(call.key(arguments, reading, state), None)
+        if sight is not None:
+            entry = cache.store.lookup(call.key(arguments, sight), None)
             value = CACHE_MISS if entry is None else cache.hand_out(entry)
             if entry is not None and value is not CACHE_MISS:
                 cache.add("hits")
                 leave(pipeline, entry)
                 return value
-        return Request(call, arguments, args, kwargs).run()
+        return Request(call, arguments, args, kwargs, self).run()
 
     @property
     def pipeline(self) -> Any:
@@ -78,13 +81,19 @@ class CachedEncodePrompt:
 
     @property
     def call(self) -> EncodeCall:
-        """The signature of the pipeline's ``encode_prompt``; read anew if the class has another one."""
-        call, pipeline = self._call, self.pipeline
-        if not call.is_current(pipeline):
+        """The signature of the pipeline's ``encode_prompt``, and what was seen in this epoch."""
+        pipeline = self.pipeline
+        if not self._call.is_current(pipeline):
             logger.info("encode_prompt of %s was replaced; its embeddings are dropped", type(pipeline).__name__)
-            self.close()
-            self._call = call = EncodeCall(pipeline, self.original, self.cache, self.model_tag)
-        return call
+            self.bump()
+        return self._call
+
+    def bump(self) -> int:
+        """Start a new epoch and return it: all that is kept is out of date, and so is what is encoded just now."""
+        gone, self._call = self._call, EncodeCall(self.pipeline, self.original, self.cache, self.model_tag)
+        gone.close()
+        self.cache.drop_calls()
+        return self._call.epoch
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -98,8 +107,8 @@ class CachedEncodePrompt:
         return self.pipeline
 
     def close(self) -> None:
-        """Stop watching; the cache is emptied."""
-        self._call.close()
+        """Let go of all that was seen; the cache is emptied."""
+        self.bump()
         self.cache.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CachedEncodePrompt:

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from omnireuse.loop.events import Decision, Event, FellBack, RunEnded
+from omnireuse.loop.events import Audit, Decision, Event, FellBack, RunEnded, Unlike
 from omnireuse.summary.summary import Promise, Summary
 
 __all__ = ["Counts"]
 
 KEPT_EVENTS = 20_000
+KEPT_AUDITS = 1000
 CONCURRENT_RUNS = 256
 
 
@@ -37,9 +38,10 @@ class Counts:
         self._runs, self._fallbacks = Counter[str](), Counter[str]()
         """Runs by their outcome; fallbacks by what was done instead."""
         self._companions: dict[str, tuple[int, int]] = {}
+        self._audits: deque[Audit] = deque(maxlen=KEPT_AUDITS)
         self._kept_bytes = 0
         self._unlike: str | None = None
-        """The first difference from the runs of a profile."""
+        """The first difference from the runs of a profile, in this request."""
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -54,12 +56,6 @@ class Counts:
             self._count()
             return tuple(self._open.get(number, ()))
 
-    def renew_promise(self) -> None:
-        """Differences from a profile count from now on."""
-        with self._lock:
-            self._count()
-            self._unlike = None
-
     def _count(self) -> None:
         while self._inbox:
             event = self._inbox.popleft()
@@ -72,8 +68,10 @@ class Counts:
                 self._end(event)
             elif isinstance(event, FellBack):
                 self._fallbacks[event.on] += 1
+            elif isinstance(event, Audit):
+                self._audits.append(event)
             else:
-                self._unlike = self._unlike or event.how
+                self._unlike = self._unlike or event.how if isinstance(event, Unlike) else None
 
     def _end(self, event: RunEnded) -> None:
         decisions = self._open.pop(event.run, None)
@@ -127,6 +125,7 @@ class Counts:
                 aborted=self._runs["aborted"],
                 broken=self._runs["broken"],
                 beside=dict(self._companions),
+                audits=tuple(self._audits),
                 **of_others,
             )
 

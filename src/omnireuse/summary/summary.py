@@ -11,13 +11,14 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from omnireuse.base.validation import counted
+from omnireuse.loop.events import Audit
 from omnireuse.policies.base import SAME_NOISE
 from omnireuse.summary.tuning import Tuning
 
 if TYPE_CHECKING:
     from omnireuse.noise.parametrization import NoiseLevel
 
-__all__ = ["Audit", "Promise", "ReferenceCalls", "Summary", "summary_html"]
+__all__ = ["Promise", "ReferenceCalls", "Summary", "summary_html"]
 
 BEYOND = 0.5
 """Mean error of forecasts above which plain fewer steps or holding are about as good (``python -m bench harm``)."""
@@ -87,26 +88,6 @@ class Promise:
             return f"not promised: {self.but or 'too few held-out prompts'} ({mean})"
         shown = f"nine of ten reach {self.tenth:.1f} dB; {mean}"
         return f"promised: {shown}" if self.but is None else f"not promised: {self.but} (the profile: {shown})"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Audit:
-    """A call that was made again in full after its pictures were done.
-
-    Attributes:
-        call: number of the call on this handle, from 1.
-        errors: relative L1 error of the final latents of each picture.
-        tolerance: that was promised; None if none was.
-    """
-
-    call: int
-    errors: tuple[float, ...]
-    tolerance: float | None = None
-
-    @property
-    def broken(self) -> int:
-        """Pictures beyond the tolerance."""
-        return 0 if self.tolerance is None else sum(error > self.tolerance for error in self.errors)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,8 +12,7 @@ import torch
 from omnireuse.errors import StateError
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
-from omnireuse.loop.events import FellBack
-from omnireuse.summary.summary import Audit
+from omnireuse.loop.events import Audit, FellBack
 from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.full_run import relative_errors
 from omnireuse.tuning.recording import FULL, Recording
@@ -24,9 +22,6 @@ from omnireuse.tuning.shadows import called_again
 __all__ = ["Auditor"]
 
 logger = logging.getLogger("omnireuse")
-
-KEPT = 1000
-"""Latest audits that are kept."""
 
 
 class Auditor:
@@ -42,13 +37,6 @@ class Auditor:
         self._session, self._share, self._tolerance = session, share, tolerance
         self._inner = session.surround(self.around)
         self._lock, self._owed, self._calls = threading.Lock(), 0.0, 0
-        self._audits: deque[Audit] = deque(maxlen=KEPT)
-
-    @property
-    def audits(self) -> tuple[Audit, ...]:
-        """The latest audits, oldest first."""
-        with self._lock:
-            return tuple(self._audits)
 
     def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make one call of the pipeline, and audit it if one is due."""
@@ -88,8 +76,7 @@ class Auditor:
             raise StateError("a second call with the same arguments has other latents")
         errors = tuple(relative_errors(made, full))
         is_broken = self._tolerance is not None and max(errors) > self._tolerance
-        with self._lock:
-            self._audits.append(Audit(call=number, errors=errors, tolerance=self._tolerance))
+        session.emit(Audit(call=number, errors=errors, tolerance=self._tolerance))
         level = logging.WARNING if is_broken else logging.INFO
         promised = f", above the tolerance of {self._tolerance:g}" if is_broken else ""
         logger.log(level, "audit of call %d: %.2f%% error of the final latents%s", number, 100 * max(errors), promised)

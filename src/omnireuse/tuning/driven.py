@@ -23,12 +23,10 @@ class DrivenRegion(Region):
         stepper: of the run.
         known: outputs of the denoisers at the first steps of an equal run, which stand in for calls that are left out.
             Later ones return the last output of their place, whose values are not used.
-        final: latents in place of those that the last step returns; None for its own.
         inner: makes the calls, computes every one, and tells events of its own; None for a run under `FULL`.
 
     Attributes:
         coordinates: of the noise level of each step so far.
-        latents: a copy of the final ones; None before the last step is done.
     """
 
     def __init__(
@@ -36,15 +34,13 @@ class DrivenRegion(Region):
         stepper: Stepper,
         *,
         known: Sequence[Sequence[Any]] = (),
-        final: torch.Tensor | None = None,
         inner: Region | None = None,
     ) -> None:
-        self._stepper, self._known, self._final, self._inner = stepper, known, final, inner
+        self._stepper, self._known, self._inner = stepper, known, inner
         self._computes = True
         self._last: dict[int, Any] = {}
         self._kinds: dict[Hashable, int] = {}
         self.coordinates: list[float] = []
-        self.latents: torch.Tensor | None = None
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output, or a forecast of it."""
@@ -74,11 +70,7 @@ class DrivenRegion(Region):
         return used
 
     def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
-        """Tell the stepper, and keep the final latents."""
-        if run.generation.index + 1 == run.generation.total and latents is not None:
-            if self._final is not None:
-                latents.copy_(self._final)
-            self.latents = latents.detach().clone()
+        """Tell the stepper."""
         self._stepper.arrived(latents)
 
     def undo(self) -> None:

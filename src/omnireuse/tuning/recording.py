@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.base.validation import in_words
+from omnireuse.errors import NotTunableError, StateError
 from omnireuse.forecasters import Hold
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.loop.strategy import Strategy
@@ -69,11 +70,12 @@ class Recording(Stepper):
         is_bounded: bool = True,
         calls_may_change: bool = False,
     ) -> None:
-        self.failure: str | None = None if keeps else "another thread is measuring"
-        """Why nothing can be learnt from the loop; None as long as something can."""
-        self.is_permanent = False
-        """Whether other runs of this configuration would fail alike."""
+        self.failure: Exception | None = None if keeps else StateError("another thread is measuring")
+        """Why nothing can be learnt from the loop; None as long as something can. A NotTunableError would meet other
+        runs of the configuration, too."""
         self.steps: list[RecordedStep] = []
+        self.kinds: set[int] = set()
+        """Places of the denoisers that steps were asked for."""
         self.scheduler: Any = None
         self.total = total
         self._scheduler, self._is_bounded, self._calls_may_change = scheduler, is_bounded, calls_may_change
@@ -88,13 +90,14 @@ class Recording(Stepper):
 
     def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
         if self.failure is None and step != len(self.steps):
-            self.fail("the loop went back to an earlier step", is_permanent=False)
+            self.fail(StateError("the loop went back to an earlier step"))
+        self.kinds.add(denoiser)
         self._denoiser = denoiser
         return True
 
     def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
         if kinds > 1 and self.failure is None:
-            self.fail(f"the denoiser returns {kinds} kinds of latents", is_permanent=True)
+            self.fail(NotTunableError(f"the denoiser returns {kinds} kinds of latents"))
         self.keep(lambda: self._step.calls.append((denoiser, copied(output))))
 
     def use(
@@ -107,9 +110,9 @@ class Recording(Stepper):
     def arrived(self, latents: torch.Tensor | None) -> None:
         self.keep(self._note_latents, latents)
 
-    def fail(self, why: str, *, is_permanent: bool) -> None:
+    def fail(self, why: Exception) -> None:
         """End the recording, and drop what was kept."""
-        self.failure, self.is_permanent = why, is_permanent
+        self.failure = why
         self.steps.clear()
         self.scheduler, self._step = None, RecordedStep()
 
@@ -120,14 +123,13 @@ class Recording(Stepper):
         try:
             note(*values)
         except Exception as error:  # the picture must not fail because measuring it does
-            why = in_words(error)
-            logger.warning("measuring ended within a picture, which goes on: %s", why)
-            self.fail(why, is_permanent=False)
+            logger.warning("measuring ended within a picture, which goes on: %s", in_words(error))
+            self.fail(error)
 
     def _note_step(self, given: Mapping[str, Any], output: Any, sample: torch.Tensor) -> None:
         """Note what the scheduler's step is about to get; the branches were seen before, by hosts that see them."""
         if not isinstance(output, torch.Tensor):
-            self.fail(f"the model predicts {type(output).__name__} and not one tensor", is_permanent=True)
+            self.fail(NotTunableError(f"the model predicts {type(output).__name__} and not one tensor"))
             return
         if self.steps and self.steps[-1].latents is None:
             self._note_latents(sample)
@@ -139,9 +141,10 @@ class Recording(Stepper):
             self._choose_device(step, output, sample)
         elif not self._calls_may_change and _places(step) != _places(self.steps[0]):
             self.fail(
-                f"step {len(self.steps)} has other calls of the denoisers than the first ({len(step.calls)} and "
-                f"{len(self.steps[0].calls)}): guidance or the denoiser changes on the way",
-                is_permanent=True,
+                NotTunableError(
+                    f"step {len(self.steps)} has other calls of the denoisers than the first ({len(step.calls)} and "
+                    f"{len(self.steps[0].calls)}): guidance or the denoiser changes on the way"
+                )
             )
         if self.failure is not None:
             return
@@ -154,7 +157,7 @@ class Recording(Stepper):
     def _note_latents(self, latents: torch.Tensor | None) -> None:
         """Note the latents that the scheduler's step returned."""
         if latents is None:
-            self.fail("the scheduler's step returns no latents", is_permanent=True)
+            self.fail(NotTunableError("the scheduler's step returns no latents"))
         else:
             self.steps[-1].latents = self._kept(latents)
 
@@ -162,10 +165,8 @@ class Recording(Stepper):
         leaves = [leaf for _, each in step.calls for leaf in pytree.tree_leaves(each) if isinstance(leaf, torch.Tensor)]
         needed = self.total * sum(each.nbytes for each in (*leaves, output, sample, sample))
         if self._is_bounded and needed > MOST_BYTES:
-            self.fail(
-                f"measuring would keep {needed / 2**30:.1f} GiB, and at most {MOST_BYTES / 2**30:.0f} GiB are kept",
-                is_permanent=True,
-            )
+            at_most = f"at most {MOST_BYTES / 2**30:.0f} GiB are kept"
+            self.fail(NotTunableError(f"measuring would keep {needed / 2**30:.1f} GiB, and {at_most}"))
         elif needed > ON_DEVICE:
             self._device = torch.device("cpu")
 

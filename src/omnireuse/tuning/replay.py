@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,8 @@ from omnireuse.pipelines.bars import showing_bars, with_bar
 from omnireuse.tuning.snapshot import Snapshot, is_mutable
 
 __all__ = ["Replay", "noting_bars", "unchanged_random_states"]
+
+logger = logging.getLogger("omnireuse")
 
 BAR = "progress_bar"
 """Method of diffusers' pipelines that makes the bar of a run."""
@@ -58,7 +61,11 @@ class Replay:
         def noted(name: str) -> Callable[..., Any]:
             def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 result = proceed(*args, **kwargs)
-                self._results[name].append(pytree.tree_map(_copied, result))
+                try:
+                    self._results[name].append(pytree.tree_map(_copied, result))
+                except Exception:  # shadows encode the prompt again
+                    self._results[name].append(None)
+                    logger.exception("a result of %s cannot be kept", name)
                 return result
 
             return called

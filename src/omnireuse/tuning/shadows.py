@@ -42,6 +42,7 @@ class Beside(Stepper):
 
     Attributes:
         computed: calls of the model that were made, by the branches of guidance that the host sees.
+        latents: a copy of the final ones; None before the last step is done, and from hosts that do not tell them.
     """
 
     def __init__(self, full: FullRun, first_reused: int, inner: Stepper) -> None:
@@ -50,6 +51,7 @@ class Beside(Stepper):
         self._known: int | None = None
         """The step, if its output is due and known."""
         self._step = self._seen = self.computed = 0
+        self.latents: torch.Tensor | None = None
 
     def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
         is_due = self._inner.computes(step, latents, denoiser=denoiser)
@@ -76,6 +78,11 @@ class Beside(Stepper):
                 self._inner.see(0, copied(each, latents.device))
             output = copied(self._full.path.outputs[self._known], latents.device)
         return self._inner.use(output, latents, given)
+
+    def arrived(self, latents: torch.Tensor | None) -> None:
+        self._inner.arrived(latents)
+        if latents is not None and self._full.ends_with(self._step):
+            self.latents = latents.detach().clone()
 
 
 class Led(Stepper):
@@ -112,19 +119,24 @@ class Led(Stepper):
 
 
 class Arrived(Stepper):
-    """Computes nothing; its outputs have the right shape, and their values are not used."""
+    """Computes nothing, and ends in the latents of the full run, whatever its outputs."""
 
     def __init__(self, full: FullRun) -> None:
-        self._output = full.path.outputs[0]
+        self._full, self._step = full, 0
 
     def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+        self._step = step
         return False
 
     def use(
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
     ) -> torch.Tensor:
-        found: torch.Tensor = copied(self._output, latents.device)
+        found: torch.Tensor = copied(self._full.path.outputs[0], latents.device)
         return found
+
+    def arrived(self, latents: torch.Tensor | None) -> None:
+        if latents is not None and self._full.ends_with(self._step):
+            latents.copy_(self._full.final)
 
 
 def called_again(
@@ -195,32 +207,31 @@ class SessionShadows:
 
     def arrive(self, call: MeasuredCall) -> Shadow:
         """Decode the full run's latents again, without a call of the denoisers."""
-        return self._made(call, lambda _: Beside(call.full, 0, Arrived(call.full)), final=call.full.final, bar=None)
+        return self._made(call, lambda _: Beside(call.full, 0, Arrived(call.full)), bar=None)
 
     def _made(
         self,
         call: MeasuredCall,
         stepper: Callable[[RunStart], Beside],
         *,
-        final: torch.Tensor | None = None,
         bar: str | None = "",
         references: References | None = None,
     ) -> Shadow:
-        made: list[tuple[Beside, DrivenRegion]] = []
+        made: list[Beside] = []
 
         def choose(start: RunStart) -> Chosen:
             beside = stepper(start)
-            driven = DrivenRegion(beside, known=call.full.path.calls, final=final)
-            made.append((beside, driven))
+            driven = DrivenRegion(beside, known=call.full.path.calls)
+            made.append(beside)
             region = driven if self.references is None else self.references.region(driven)
             return Chosen(strategy=FULL, region=region, kind="shadow", references=references)
 
         result = called_again(self.session, call.replay, self.proceed, choose, None if bar is None else self.words)
-        if len(made) != 1 or (latents := made[0][1].latents) is None:
+        if len(made) != 1 or (latents := made[0].latents) is None:
             raise StateError("a second call with the same arguments ends before its last step")
         try:
             found = pictures_of(result, call.full.pictures, where=type(self.session.pipeline).__name__, strict=False)
             pictures = [each[:: -(-len(each) // FRAMES)] if each.ndim == 4 else each for each in found]
         except ConfigError:
             pictures = None  # latents, say: the final latents are compared then
-        return Shadow(made[0][0].computed, latents, pictures)
+        return Shadow(made[0].computed, latents, pictures)

@@ -14,14 +14,15 @@ from unittest.mock import MagicMock
 import torch
 
 from reference.load import find_image_pipeline
-from tests.hosts.comfyui.cpu_torchvision import define_operators
+from tests.hosts.operators import define_operators
 
 TOP = Path(__file__).parents[3]
 COMFYUI = Path(os.environ["COMFYUI"])
 STEPS, GUIDANCE = 20, 6.0
 
+define_operators()
 # ComfyUI reads the command line when it is imported.
-_operators, _arguments = define_operators(), sys.argv
+_arguments = sys.argv
 sys.argv = sys.argv[:1]
 sys.path.insert(0, str(COMFYUI))
 from comfy.cli_args import args  # noqa: E402

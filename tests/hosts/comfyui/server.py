@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from unittest.mock import MagicMock
 
-from tests.hosts.comfyui.cpu_torchvision import define_operators
+from tests.hosts.operators import define_operators
 
 TOP = Path(__file__).parents[3]
 _STAND_IN = "from tests.hosts.comfyui.checkpoint import NODE_CLASS_MAPPINGS\n"

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from omnireuse.engines.comfyui import attach, plan_for, plan_of_profile, reuse_of
-from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.engines.comfyui import attach, plan_for, reuse_of
+from omnireuse.errors import ConfigError, StateError
 from omnireuse.loop.generation import Generation
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
@@ -218,24 +218,3 @@ def test_a_comfyui_without_a_hook_is_refused_when_it_loads_the_nodes(
     monkeypatch.delitem(sys.modules, f"{loaded.__name__}.omnireuse_comfyui")
     with pytest.raises(ConfigError, match=r"tested with 0.30; not hooked: predict_noise; install one of them"):
         host.nodes()
-
-
-def test_bad_settings_are_refused(model: Any, nodes: dict[str, Any], tmp_path: Any) -> None:
-    patch = nodes["Omnireuse"]().patch
-    with pytest.raises(ConfigError, match=r"Omnireuse\(speedup=0.5\): speedup must be a number from 1 to 20"):
-        patch(model, 0.5, 0.0)
-    with pytest.raises(
-        ConfigError, match=r"Omnireuse\(tolerance=1.5\): tolerance must be a number above 0 and below 1"
-    ):
-        patch(model, 0.0, 1.5)
-    with pytest.raises(ConfigError, match="set one of them to 0"):
-        patch(model, 2.0, 0.1)
-    for percents in ({"start_percent": 0.9, "end_percent": 0.2}, {"start_percent": -0.1}, {"end_percent": 1.5}):
-        with pytest.raises(ConfigError, match="start_percent must be at least 0 and below end_percent"):
-            patch(model, 2.0, 0.0, **percents)
-    with pytest.raises(WrongTypeError, match="model must have ComfyUI's wrappers"):
-        patch(object(), 2.0, 0.0)
-    with pytest.raises(StateError, match="this model has no reuse"):
-        nodes["OmnireuseSummary"]().report(model, {})
-    with pytest.raises(ConfigError, match=r"missing\.json: cannot be read"):
-        plan_of_profile(tmp_path / "missing.json")

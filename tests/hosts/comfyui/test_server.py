@@ -5,11 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.hosts.comfyui.conftest import IN_COMFYUI
+from tests.hosts.serving import Server, running_server
 
 pytestmark = IN_COMFYUI
 
@@ -43,58 +40,39 @@ def small_graph() -> dict[str, Any]:
     return prompt
 
 
-def done(server: str, number: str) -> dict[str, Any]:
+def queued(server: Server, prompt: dict[str, Any]) -> str:
+    """The number of an item that the server's queue has taken."""
+    status, answer = server.post("/prompt", {"prompt": prompt})
+    assert status == 200, answer
+    return str(answer["prompt_id"])
+
+
+def done(server: Server, number: str) -> dict[str, Any]:
     """What the server tells of an item of the queue, once it has ended."""
     ends = time.monotonic() + RUNS_WITHIN
-    while not (found := asked(f"{server}/history/{number}")):
+    while not (found := json.loads(server.get(f"/history/{number}"))):
         assert time.monotonic() < ends
         time.sleep(1)
     item: dict[str, Any] = found[number]
     return item
 
 
-def view_of(server: str, item: dict[str, Any]) -> str:
-    """The address of the picture that the summary of an item shows."""
-    (image,) = item["outputs"][SUMMARY]["images"]
-    return f"{server}/view?filename={image['filename']}&type={image['type']}&subfolder="
-
-
-def asked(url: str, data: object = None) -> Any:
-    body = None if data is None else json.dumps(data).encode()
-    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
-        return json.loads(answer.read())
-
-
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
-    log = folder / "log"
-    command = [sys.executable, "-W", "ignore", "-m", "tests.hosts.comfyui.server", str(port), str(folder / "comfyui")]
-    with log.open("w") as told, subprocess.Popen(command, stdout=told, stderr=told) as process:
-        url, ends = f"http://127.0.0.1:{port}", time.monotonic() + STARTS_WITHIN
-        try:
-            while True:
-                assert process.poll() is None, log.read_text()[-2000:]
-                assert time.monotonic() < ends, log.read_text()[-2000:]
-                try:
-                    asked(f"{url}/system_stats")
-                    break
-                except OSError:
-                    time.sleep(1)
-            yield url
-        finally:
-            process.terminate()
+    command = ["-m", "tests.hosts.comfyui.server", "{port}", str(folder / "comfyui")]
+    with running_server(command, {}, folder / "log", "/system_stats") as server:
+        yield server
 
 
-def test_the_workflow_runs_as_it_is_posted(server: str) -> None:
-    item = done(server, asked(f"{server}/prompt", {"prompt": small_graph()})["prompt_id"])
+def test_the_workflow_runs_as_it_is_posted(server: Server) -> None:
+    item = done(server, queued(server, small_graph()))
     assert item["status"]["status_str"] == "success", item["status"]
     shown = item["outputs"][SUMMARY]
     assert shown["text"][0].startswith("default: 14 of 28 steps computed")
-    with urllib.request.urlopen(view_of(server, item), timeout=60) as answer:
+    (image,) = shown["images"]
+    view = f"{server.url}/view?filename={image['filename']}&type={image['type']}&subfolder="
+    with urllib.request.urlopen(view, timeout=60) as answer:
         assert Image.open(io.BytesIO(answer.read())).size == (720, 48)
 
 
@@ -106,25 +84,24 @@ def test_the_workflow_runs_as_it_is_posted(server: str) -> None:
         ({"tolerance": 2.0}, "bigger than max of 0.99"),
     ],
 )
-def test_wrong_numbers_are_refused_before_anything_runs(server: str, inputs: dict[str, float], message: str) -> None:
+def test_wrong_numbers_are_refused_before_anything_runs(server: Server, inputs: dict[str, float], message: str) -> None:
     prompt = graph()
     prompt[REUSE]["inputs"] |= inputs
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        asked(f"{server}/prompt", {"prompt": prompt})
-    assert refused.value.code == 400
-    (error,) = json.loads(refused.value.read())["node_errors"][REUSE]["errors"]
+    status, answer = server.post("/prompt", {"prompt": prompt})
+    assert status == 400
+    (error,) = answer["node_errors"][REUSE]["errors"]
     assert message in str(error)
     assert error["extra_info"]["input_name"] == next(iter(inputs))
 
 
-def test_an_item_that_fails_leaves_those_before_and_behind_it(server: str) -> None:
+def test_an_item_that_fails_leaves_those_before_and_behind_it(server: Server) -> None:
     """Wrong only once it runs, and in the queue between two that are right."""
     numbers = []
     for percents in ({}, {"start_percent": 0.9, "end_percent": 0.2}, {}):
         prompt = small_graph()
         prompt[REUSE]["inputs"] |= percents
         prompt[SAMPLER]["inputs"]["seed"] = 5 + len(numbers)
-        numbers.append(asked(f"{server}/prompt", {"prompt": prompt})["prompt_id"])
+        numbers.append(queued(server, prompt))
     first, wrong, last = (done(server, number) for number in numbers)
     assert "start_percent must be at least 0 and below end_percent" in str(wrong["status"]["messages"])
     for item in (first, last):
@@ -133,7 +110,7 @@ def test_an_item_that_fails_leaves_those_before_and_behind_it(server: str) -> No
 
 
 @pytest.fixture(scope="module")
-def page(server: str) -> Iterator[Any]:
+def page(server: Server) -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     if CHROMIUM is None:
@@ -142,7 +119,7 @@ def page(server: str) -> Iterator[Any]:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         opened = browser.new_page(viewport={"width": 1700, "height": 1000})
         opened.set_default_timeout(STARTS_WITHIN * 1000)
-        opened.goto(server)
+        opened.goto(server.url)
         opened.wait_for_function("!!(window.app?.graph && window.LiteGraph?.registered_node_types.OmnireuseSummary)")
         yield opened
         browser.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -14,9 +13,7 @@ from omnireuse.engines.comfyui import reuse_of
 from omnireuse.engines.comfyui import tuning as tuning_module
 from omnireuse.engines.comfyui.calls import sampler_name
 from omnireuse.engines.comfyui.solver import SCHEDULED, CallSigmas
-from omnireuse.pipelines.pictures import psnr
 from tests.hosts.comfyui.conftest import IN_COMFYUI
-from tests.hosts.comfyui.test_nodes import generations
 
 pytestmark = IN_COMFYUI
 
@@ -48,34 +45,10 @@ class Pictures:
         given = {"positive": positive, "negative": self._shapes.encode(""), "seed": number, **options}
         return self._host.sample(model, sampler, steps=STEPS, **given)
 
-    def quality(self, model: Any, full: Any, numbers: range) -> float:
-        decoded = [
-            [self._shapes.decode(self.make(each, number))[0].numpy() for each in (model, full)] for number in numbers
-        ]
-        return statistics.mean(psnr(*pair) for pair in decoded)
-
 
 @pytest.fixture
 def pictures(host: ModuleType, shapes: Any) -> Pictures:
     return Pictures(host, shapes)
-
-
-def test_the_first_pictures_are_full_and_the_plan_after_them_is_closer(
-    loaded: Any, counted: Any, nodes: dict[str, Any], pictures: Pictures
-) -> None:
-    model, counter = counted
-    (patched,) = nodes["Omnireuse"]().patch(model, 0.0, 0.0)
-    (untuned,) = nodes["Omnireuse"]().patch(loaded.clone(), 0.0, 0.0, False)
-    for number in range(3):
-        assert torch.equal(pictures.make(patched, number), pictures.make(loaded, number))
-        assert generations() == 0
-    assert STEPS * 3 < len(counter.sigmas) <= STEPS * 6
-    assert state(patched).state == "ready"
-    assert state(patched).runs == pytest.approx(len(counter.sigmas) / STEPS, abs=0.01)
-    counter.sigmas.clear()
-    tuned = pictures.quality(patched, loaded, range(4, 12))
-    assert len(counter.sigmas) == 8 * COMPUTED
-    assert tuned > pictures.quality(untuned, loaded, range(4, 12)) + 1
 
 
 @pytest.mark.parametrize("sampler", FITTED)

@@ -25,9 +25,7 @@ def announce(folder: Path) -> Path:
     record.mkdir()
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: omnireuse-test-plugin\nVersion: 0\n")
     (record / "entry_points.txt").write_text(f"[sglang.multimodal_gen.plugins]\ntests = {__name__}:register\n")
-    (folder / "sitecustomize.py").write_text(
-        "from tests.hosts.sglang.conftest import define_operators\n\ndefine_operators()\n"
-    )
+    (folder / "sitecustomize.py").write_text("from tests.hosts import operators\n\noperators.define_operators()\n")
     return folder
 
 

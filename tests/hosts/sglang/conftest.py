@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.hosts.operators import define_operators
+
 IN_SGLANG = [
     pytest.mark.integration,
     pytest.mark.skipif(
@@ -33,8 +35,6 @@ OPTIONS = {
 NATIVE = {**OPTIONS, "backend": "sglang", "model_id": "FLUX.1-dev"}
 DIFFUSERS = {**OPTIONS, "backend": "diffusers"}
 DIFFUSERS_KWARGS = {"max_sequence_length": TOKENS, "negative_prompt": "", "true_cfg_scale": 6.0}
-
-_operators = torch.library.Library("torchvision", "FRAGMENT")  # the definitions end with the object
 
 
 @dataclass
@@ -110,14 +110,6 @@ def prepare() -> None:
     os.environ.update(LOCAL_RANK="0", RANK="0", WORLD_SIZE="1")
     os.environ.pop("OMNIREUSE_SGLANG", None)
     define_operators()
-
-
-def define_operators() -> None:
-    """Make torchvision importable: the registry's is built for CUDA, so that its operators do not load, and its import
-    registers two of them."""
-    if not hasattr(torch.ops.torchvision, "nms"):
-        for operator in ("nms", "qnms"):
-            _operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.loop.generation import Generation
 from tests.hosts.sglang.conftest import IN_SGLANG, Server
 
 pytestmark = IN_SGLANG
@@ -72,45 +71,6 @@ def test_a_transformer_that_fails_leaves_nothing_behind(server: Server, plain: P
     assert request.extra["diffusers_kwargs"]["omnireuse"] == "on"
     assert torch.equal(server.calls(reuse="on")[0], alone)
     assert torch.equal(server.calls()[0], plain[server.name, 28])
-
-
-def refused(server: Server, request: Any) -> str | None:
-    """The sentence with which SGLang refuses a request at admission."""
-    try:
-        request.sampling_params._validate_with_pipeline_config(server.args.pipeline_config)
-    except (ValueError, TypeError) as error:
-        return str(error)
-    return None
-
-
-@pytest.mark.parametrize("broken", ["decide", "predict_outputs", "observe_outputs", "advance"])
-def test_an_error_of_reuse_does_not_fail_the_request(
-    native: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, broken: str
-) -> None:
-    from sglang.multimodal_gen.runtime.utils.perf_logger import RequestMetrics
-
-    alone = native.calls(reuse="on")[0]
-    whole, calls = getattr(Generation, broken), []
-
-    def fail(self: Generation, *args: Any, **kwargs: Any) -> Any:
-        calls.append(None)
-        if len(calls) == 2:
-            raise RuntimeError("no memory for a forecast")
-        return whole(self, *args, **kwargs)
-
-    request = native.request(reuse="on")
-    request.metrics = metrics = RequestMetrics("a")
-    with monkeypatch.context() as patch:
-        patch.setattr(Generation, broken, fail)
-        result = native.pipeline.forward(request, native.args)
-    assert result.output.isfinite().all()
-    figures = metrics.to_dict()
-    assert figures["omnireuse_failures"] == 1
-    assert figures["omnireuse_steps_computed"] + figures["omnireuse_steps_reused"] == 28
-    assert figures["omnireuse_steps_reused"] == (1 if broken == "predict_outputs" else 0)
-    assert caplog.text.count("computes every further step: ") == 1
-    assert "no memory for a forecast" in caplog.text
-    assert torch.equal(native.calls(reuse="on")[0], alone)
 
 
 def test_the_metrics_of_a_response_say_what_was_reused(server: Server) -> None:

@@ -51,21 +51,6 @@ def test_every_request_of_a_server_that_is_on_reuses(start: Callable[..., Any], 
     assert server.calls()[1] == 2 * 10
 
 
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ('{"sped": 2}', "did you mean 'speedup'"),
-        ('{"speedup": 0.5}', "speedup must be a number of at least 1"),
-        ('{"quality": 40}', "can only be promised by a profile"),
-        ("2", 'must be "on", "off" or a JSON object'),
-        ("yes", 'must be "on", "off" or a JSON object'),
-    ],
-)
-def test_a_wrong_setting_stops_the_server_from_starting(start: Callable[..., Any], setting: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        start(setting)
-
-
 def test_cache_dit_for_the_whole_server_is_refused(start: Callable[..., Any]) -> None:
     with pytest.raises(ValueError, match="the server uses cache-dit, too"):
         start("on", **DIFFUSERS, cache_dit_config={"cache_config": {}})

@@ -5,9 +5,7 @@ Run it in a venv with vLLM: scripts/vllm_venv.sh.
 
 from __future__ import annotations
 
-import errno
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from vllm.distributed.ec_transfer.ec_connector.factory import ECConnectorFactory
 from vllm.v1.request import Request, RequestStatus
 
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
-from omnireuse.stores.disk import DiskTier
 from tests.hosts.vllm.engine import ROW, Engine, ec
 from tests.hosts.vllm.host import make_config, make_request
 
@@ -147,43 +144,6 @@ def test_a_producer_encodes_for_a_consumer_that_has_no_media(monkeypatch: pytest
     assert missing.status is RequestStatus.FINISHED_ERROR
     assert consumer.num_encodes == 0
     consumer.close()
-
-
-def test_a_full_disk_and_a_dead_redis_cost_no_request(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def full(**_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    pytest.importorskip("redis", reason="needs the redis client")
-    monkeypatch.setattr("omnireuse.stores.disk.tempfile.mkstemp", full)
-    engine = Engine(
-        monkeypatch,
-        ec(disk=str(tmp_path), disk_bytes=1 << 24, redis="redis://127.0.0.1:1/0", weights="0" * 64, host_bytes=0),
-    )
-    assert len(engine.serve(requests(2, 12))) == 12
-    deadline = time.monotonic() + 60
-    while engine.stats.get("disk_failed_write", 0) < 3:  # the thread that writes is behind, and reports with a step
-        assert time.monotonic() < deadline
-        engine.serve([make_request("last", [(f"{deadline}", 16)], random.Random(0), 0)])
-    assert engine.stats["redis_failed_read"] >= 3
-    engine.close()
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_disk_that_hangs_delays_a_request_once_and_is_then_left_alone(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def hang(self: DiskTier, key: str, default: object, *, namespace: str) -> object:
-        time.sleep(0.5)
-        return default
-
-    monkeypatch.setattr(DiskTier, "lookup", hang)
-    engine = Engine(
-        monkeypatch, ec(disk=str(tmp_path), disk_bytes=1 << 24, weights="0" * 64, host_bytes=0, fetch_seconds=0.05)
-    )
-    assert len(engine.serve(requests(2, 12))) == 12
-    assert engine.stats["fetches_late"] >= 3
-    assert engine.stats["fetches"] < engine.num_encodes  # the circuit opened
-    engine.close()
 
 
 def test_an_aborted_request_leaves_its_read_behind(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

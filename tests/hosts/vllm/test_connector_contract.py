@@ -153,37 +153,6 @@ def test_a_plan_carries_what_was_allocated_once(tmp_path: Path, name: str) -> No
         half.shutdown()
 
 
-@pytest.mark.parametrize(
-    "output",
-    [
-        torch.randn(5, 8).half(), torch.randn(5, 8).bfloat16(), torch.randn(5, 3, 8), torch.randn(8, 5).T,
-        torch.randn(9, 8)[2:7], torch.empty(0),
-    ],
-    ids=["half", "bfloat16", "levels", "transposed", "view", "empty"],
-)  # fmt: skip
-@pytest.mark.parametrize("tier", ["host", "disk"])
-def test_what_was_saved_is_loaded_bit_for_bit(tmp_path: Path, output: torch.Tensor, tier: str) -> None:
-    """In its type and shape, and whatever becomes of the tensor that was saved."""
-    extra = {} if tier == "disk" else {"host_bytes": 10_000}
-    scheduler, worker = (connect(side, "ec_both", tmp_path, **extra) for side in ("SCHEDULER", "WORKER"))
-    request, true, size = ask("r", ("x", 5)), output.clone(), output.shape[0]
-    cache = work(worker, plan(scheduler, request, encodes=(0,)), {"x": output})
-    output.zero_()
-    del cache["x"]
-    tell(scheduler, worker)
-    if tier == "disk":
-        for half in (worker, scheduler):
-            half.shutdown()
-        scheduler, worker = (connect(side, "ec_both", tmp_path) for side in ("SCHEDULER", "WORKER"))
-    available(scheduler, request)
-    assert scheduler.has_cache_item("x") is True
-    loaded = work(worker, plan(scheduler, request, allocate=(0,)), {})["x"]
-    assert (loaded.dtype, loaded.shape, loaded.shape[0]) == (true.dtype, true.shape, size)
-    assert torch.equal(loaded, true)
-    for half in (worker, scheduler):
-        half.shutdown()
-
-
 def test_loads_go_to_the_current_device(tmp_path: Path) -> None:
     store(tmp_path, THREE)
     scheduler, worker = (
@@ -218,31 +187,6 @@ def test_a_producer_names_its_items(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # -- the host tier ---------------------------------------------------------------------------------------------------
-
-
-def test_an_output_is_there_once_every_worker_has_said_so(tmp_path: Path) -> None:
-    extra = {"host_bytes": 10_000}
-    scheduler = connect("SCHEDULER", "ec_both", tmp_path, **extra)
-    workers = [connect("WORKER", "ec_both", tmp_path, rank=rank, **extra) for rank in (0, 1)]
-    request = ask("r", ("a", 4), ("b", 6))
-    for feature in request.mm_features:
-        feature.mm_hash = "another key, of the processor's cache"
-    for kept_by in (1, 2):  # the second worker runs out of memory once
-        asked = plan(scheduler, request, encodes=(0, 1))
-        available(scheduler, request)
-        assert not scheduler.has_cache_item("a")
-        for worker in workers[:kept_by]:
-            work(worker, asked, {each: THREE[each] for each in "ab"})
-        for worker in workers[kept_by:]:
-            work(worker, asked, {})
-        tell(scheduler, *workers)
-        available(scheduler, request)
-        there = [scheduler.has_cache_item(each) for each in ("a", "b", "another key, of the processor's cache")]
-        assert there == ([True, True, False] if kept_by == 2 else [False] * 3)
-    loads = plan(scheduler, request, allocate=(0, 1))
-    for worker in workers:
-        loaded = work(worker, loads, {})
-        assert all(torch.equal(loaded[each], THREE[each]) for each in "ab")
 
 
 def test_who_loads_and_who_saves(tmp_path: Path) -> None:
@@ -399,16 +343,3 @@ def test_only_what_is_still_to_come_is_read(tmp_path: Path, gate: threading.Even
     gate.set()
     available(scheduler, request, end[1])
     assert not scheduler.has_cache_item("future")
-
-
-@pytest.mark.parametrize("runner", [1, 2])
-@pytest.mark.parametrize("role", ["ec_producer", "ec_consumer", "ec_both"])
-def test_neither_role_encodes_what_is_there(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, role: str, runner: int
-) -> None:
-    """A producer that starts again, or whose sibling was first, finds what is there as a consumer does."""
-    store(tmp_path, THREE)
-    engine = Engine(monkeypatch, ec(role, **disk(tmp_path)), runner=runner, num_workers=2)
-    assert engine.serve([ask("r", ("a", 4), ("b", 6), ("c", 8))]) == {"r"}
-    assert (engine.num_encodes, engine.stats["loads_outer"]) == (0, 3)
-    engine.close()

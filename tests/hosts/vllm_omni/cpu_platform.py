@@ -5,11 +5,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import torch
+from tests.hosts.operators import define_operators
 
-__all__ = ["announce", "define_operators", "install", "name_of_platform"]
-
-_operators = torch.library.Library("torchvision", "FRAGMENT")  # the definitions end with the object
+__all__ = ["announce", "install", "name_of_platform"]
 
 _PLUGINS = f"""[vllm_omni.platform_plugins]
 cpu = {__name__}:name_of_platform
@@ -32,7 +30,7 @@ def announce(folder: Path) -> Path:
     audio.mkdir()
     (audio / "__init__.py").write_text('"""A stand-in."""\n')
     (audio / "functional.py").write_text("melscale_fbanks = None\n")
-    (folder / "sitecustomize.py").write_text(f"import {__name__}\n\n{__name__}.define_operators()\n")
+    (folder / "sitecustomize.py").write_text("from tests.hosts import operators\n\noperators.define_operators()\n")
     return folder
 
 
@@ -40,14 +38,6 @@ def install(folder: Path) -> None:
     """Announce all of that to this process; call it before vllm_omni is imported."""
     sys.path.insert(0, str(announce(folder)))
     define_operators()
-
-
-def define_operators() -> None:
-    """Make torchvision importable: the registry's is built for CUDA, so that its operators do not load, and its import
-    registers two of them."""
-    if not hasattr(torch.ops.torchvision, "nms"):
-        for operator in ("nms", "qnms"):
-            _operators.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def name_of_platform() -> str:

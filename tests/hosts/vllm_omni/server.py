@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.hosts.operators import define_operators
 from tests.hosts.vllm_omni import cpu_platform, tiny_qwen
 
 __all__ = ["ENVIRONMENT", "TOP", "environment", "serving"]
@@ -56,7 +57,7 @@ def main(options: Sequence[str]) -> None:
         folder = Path(name)
         for each in ("model", "site"):
             (folder / each).mkdir()
-        cpu_platform.define_operators()
+        define_operators()
         tiny_qwen.save(folder / "model")
         command = [sys.executable, "-W", "ignore", *serving(folder / "model", *options)]
         with subprocess.Popen(command, cwd=TOP, env=os.environ | environment(folder / "site")) as process:

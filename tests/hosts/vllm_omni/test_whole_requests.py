@@ -71,12 +71,9 @@ def reused(result: Any) -> int:
 
 
 @pytest.mark.usefixtures("_tunes")
-def test_the_first_requests_are_measured_and_the_others_follow_one_plan(tiny_qwen: Path, tmp_path: Path) -> None:
-    from vllm_omni.lora.request import LoRARequest
-
-    adapter = LoRARequest("large", 7, str(save_adapter(tmp_path, seed=7)))
+def test_the_first_requests_are_measured_and_the_others_follow_one_plan(tiny_qwen: Path) -> None:
     with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1) as engine:
-        plain = [whole(engine, make_request(0, 24, seed=seed)).output for seed in range(5)]
+        plain = [whole(engine, make_request(0, 24, seed=seed)).output for seed in range(3)]
     with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1, cache_backend=KEY) as engine:
         for seed in range(3):
             result = whole(engine, make_request(0, 24, seed=seed))
@@ -89,21 +86,11 @@ def test_the_first_requests_are_measured_and_the_others_follow_one_plan(tiny_qwe
             assert "omnireuse_tuned" not in other.stage_durations
         first = whole(engine, make_request(0, 24, seed=3))
         assert (reused(first), first.stage_durations["omnireuse_tuned"]) == (12, 1)
-        with_adapter = whole(engine, make_request(0, 24, seed=3, lora_request=adapter))
-        assert reused(with_adapter) == 12
-        assert "omnireuse_tuned" not in with_adapter.stage_durations
-        assert torch.equal(whole(engine, make_request(0, 24, seed=4, reuse="off")).output, plain[4])
-        assert torch.equal(whole(engine, make_request(0, 24, seed=3)).output, first.output)
     # Another process finds the plan.
     with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1, cache_backend=KEY) as engine:
         again = whole(engine, make_request(0, 24, seed=3))
         assert again.stage_durations["omnireuse_tuned"] == 1
         assert torch.equal(again.output, first.output)
-    untuned = {"cache_backend": KEY, "cache_config": {"tune": False}}
-    with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1, **untuned) as engine:
-        result = whole(engine, make_request(0, 24, seed=3))
-        assert reused(result) == 12
-        assert "omnireuse_tuned" not in result.stage_durations
 
 
 @pytest.mark.usefixtures("_tunes")
@@ -207,22 +194,10 @@ def test_the_diffusers_format(platform: None) -> None:
     assert response.custom_output[KEY]["omnireuse_strategy"]
 
 
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ({"sped_up": 2}, "did you mean 'speedup'"),
-        ({"speedup": "2x"}, "write speedup=2"),
-        ({"quality": 40}, "can only be promised by a profile"),
-        ({"rel_l1_thresh": 0.3}, "unknown option"),
-        ({"backend": "cache_dit"}, "vllm-omni has cache-dit built in"),
-        ({"backend": "tea_cache", "coefficients": [0.0, 0.0, 0.0, 1.0, 0.0]}, "watches the modulated input"),
-    ],
-)
-def test_a_wrong_cache_config_stops_the_server_from_starting(
-    tiny_qwen: Path, config: dict[str, Any], message: str
-) -> None:
+def test_a_cache_that_its_pipeline_cannot_serve_stops_the_server_from_starting(tiny_qwen: Path) -> None:
+    config = {"backend": "tea_cache", "coefficients": [0.0, 0.0, 0.0, 1.0, 0.0]}
     with (
-        pytest.raises((ValueError, TypeError), match=message),
+        pytest.raises(ValueError, match="watches the modulated input"),
         running_engine(tiny_qwen, enforce_eager=True, cache_backend=KEY, cache_config=config),
     ):
         pass

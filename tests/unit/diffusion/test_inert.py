@@ -20,7 +20,6 @@ from omnireuse import (
     ResidualDiff,
     SeaCache,
     Spread,
-    StepMask,
     Steps,
     TeaCache,
 )
@@ -36,7 +35,7 @@ ABOVE = {
     "threshold  ": {"policy": MagCache(ratios=(1.0, *[1.5] * 5), threshold=1e-9), "region": "blocks"},
     "residual_diff_threshold": {"policy": ResidualDiff(residual_diff_threshold=1e-9), "region": "tail"},
     "residual_diff_threshold ": {
-        "policy": StepMask(mask=[1, 0, 0, 0, 0, 1], dynamic=ResidualDiff(residual_diff_threshold=1e-9)),
+        "policy": ResidualDiff(residual_diff_threshold=1e-9, mask=[1, 0, 0, 0, 0, 1]),
         "region": "tail",
     },
     "tolerance": {"policy": ErrorControl(tolerance=1e-9), "forecaster": "polynomial"},

@@ -15,7 +15,7 @@ from omnireuse.errors import ConfigError
 from omnireuse.forecasters import FORECASTERS, Forecaster, Memory
 from omnireuse.forecasters.base import PolynomialMemory
 from omnireuse.loop.strategy import Strategy
-from omnireuse.policies import POLICIES, StepMask
+from omnireuse.policies import POLICIES, ResidualDiff, StepMask
 from omnireuse.policies.base import Policy
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
@@ -25,7 +25,7 @@ OTHERS: list[Policy] = [
     Spread(speedup=2.0),
     Spread(num_computed=5, warmup=2),
     EveryNth(every=3),
-    StepMask(mask="fast", dynamic=TeaCache()),
+    ResidualDiff(mask="fast"),
     StepMask(mask="ultra"),
     MagCache(ratios=(1.0, *(0.98,) * 27)),
 ]

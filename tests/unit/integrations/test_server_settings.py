@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from omnireuse import EasyCache, handle_of
-from omnireuse.engines.settings import MOST_PLANS, RequestSettings, ServerSettings
+from omnireuse.engines.settings import MOST_PLANS, RequestSettings, ServerSettings, options_in
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 from tests.helpers.tiny import TINY
 
@@ -183,3 +183,22 @@ def test_without_limits_every_valid_target_is_served() -> None:
 def test_limits_that_limit_nothing_are_errors(options: dict[str, object], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         ServerSettings(options, place="--cache-config")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (None, {"default": "off"}),
+        ("", {"default": "off"}),
+        (" on ", {"default": "on"}),
+        ('{"speedup": 3}', {"speedup": 3}),
+        ("2", None),
+        ("yes", None),
+    ],
+)
+def test_an_environment_variable_says_on_off_or_options(text: str | None, options: dict[str, object] | None) -> None:
+    if options is not None:
+        assert options_in(text, place="SERVER") == options
+        return
+    with pytest.raises(ConfigError, match=rf"SERVER='{text}': the variable must be \"on\", \"off\" or a JSON object"):
+        options_in(text, place="SERVER")

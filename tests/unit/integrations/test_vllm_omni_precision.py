@@ -48,6 +48,16 @@ def test_a_wrong_option_is_logged_before_the_engine_fails(caplog: pytest.LogCapt
     assert line.startswith("the server cannot start with omnireuse: unknown option of --cache-config")
 
 
+def test_a_cache_of_the_engine_itself_is_refused_and_whom_the_server_serves_is_said(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(ConfigError, match="vllm-omni has cache-dit built in"):
+        Backend({"backend": "cache_dit"})
+    with caplog.at_level("INFO", "omnireuse"):
+        Backend({"speedup": 3, "default": "off"}).enable(TINY["flux"]().pipe)
+    assert "omnireuse serves FluxPipeline: 3x fewer steps for requests that ask for it in extra_args" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("config", "ends"),
     [

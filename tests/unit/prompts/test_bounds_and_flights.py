@@ -9,6 +9,7 @@ import torch
 from omnireuse.diffusion.cache.prompt_embed_cache import (
     _CACHE_MISS,
     PromptEmbedCache,
+    bump_epoch,
     install_prompt_embed_cache,
 )
 from omnireuse.errors import UnsupportedModelError
@@ -128,6 +129,75 @@ def test_eight_threads_of_calls_gets_and_puts_lose_no_count_and_encode_each_prom
     assert sorted(pipeline.prompts) == sorted(f"p{i}" for i in range(num_prompts))
     assert cache.hits + cache.misses == 8 * per_thread * 9 // 10
     assert len(cache.store) == num_prompts + 8 * 3
+
+
+class Stopping(Pipeline):
+    """Reads a property at which threads stop: for each name the gates of its reads, in order."""
+
+    def __init__(self, **gates):
+        super().__init__()
+        self.gates, self.entered = gates, threading.Semaphore(0)
+
+    @property
+    def place(self):
+        gates = self.gates.get(threading.current_thread().name)
+        if gates:
+            self.entered.release()
+            assert gates.pop(0).wait(10)
+        return "here"
+
+    def encode_prompt(self, prompt):
+        self.num_encodes += 1
+        return self.text_encoder(prompt + self.place).detach()
+
+
+def test_a_hit_beside_another_encode_encodes_nothing():
+    comparing, looking, passed = threading.Event(), threading.Event(), threading.Event()
+    passed.set()
+    pipeline = Stopping(hit=[comparing], encode=[passed, passed, looking])
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("first")
+    threads = []
+    for name, prompt, num_stops in (("hit", "first", 1), ("encode", "other", 3)):
+        threads.append(threading.Thread(target=pipeline.encode_prompt, args=(prompt,), name=name))
+        threads[-1].start()
+        assert all(pipeline.entered.acquire(timeout=10) for _ in range(num_stops))
+    comparing.set()  # the other thread has looked, has encoded, and looks whether anything changed meanwhile
+    threads[0].join(10)
+    looking.set()
+    threads[1].join(10)
+    assert (cache.hits, cache.misses, pipeline.num_encodes) == (1, 2, 2)
+
+
+def step_uncounted(pipeline):
+    optimizer = torch.optim.AdamW(pipeline.text_encoder.parameters(), lr=0.1, fused=True)
+    pipeline.text_encoder("abc").sum().backward()
+    optimizer.step()
+
+
+def write_and_tell(pipeline):
+    pipeline.text_encoder.out.weight.data.add_(1)
+    bump_epoch(pipeline)
+
+
+@pytest.mark.parametrize("update", [step_uncounted, write_and_tell])
+def test_an_update_during_an_encode_leaves_nothing_of_before_and_those_who_wait_encode_once(update):
+    pending = [update]
+
+    class Updated(Slow):
+        def encode_prompt(self, prompt):
+            out = super().encode_prompt(prompt)
+            while pending:
+                pending.pop()(self)
+            return out
+
+    pipeline = Updated()
+    cache = install_prompt_embed_cache(pipeline)
+    old, *others = in_threads(pipeline, cache)
+    new = pipeline.text_encoder("p").detach()
+    assert sum(torch.equal(result, new) for result in (old, *others)) == 3
+    assert torch.equal(pipeline.encode_prompt("p"), new)
+    assert (pipeline.num_encodes, cache.details()["outdated"]) == (2, 1)
 
 
 def test_eight_threads_of_mixed_operations_lose_nothing():

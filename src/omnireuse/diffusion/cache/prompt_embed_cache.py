@@ -137,7 +137,7 @@ def bump_epoch(pipeline: Any) -> int:
             f"bump_epoch(pipeline={type(pipeline).__name__}): no prompt-embedding cache is installed; "
             f"call install_prompt_embed_cache first"
         )
-    return found.call.bump()
+    return found.bump()
 
 
 def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int | None = None) -> tuple[bool, int]:

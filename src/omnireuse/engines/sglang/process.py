@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
@@ -21,8 +21,6 @@ from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings, Server
 from omnireuse.engines.sglang.loop import StageLoop
 from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError
-from omnireuse.tuning.registry import PlanRegistry
-from omnireuse.tuning.store import Store
 
 __all__ = ["FIELD", "TESTED", "VARIABLE", "Process"]
 
@@ -153,21 +151,21 @@ class Process:
         Requests that have a target of their own are not measured: the wish of one client would cost the others the time
         of its shadows.
         """
-        plan = self.plan(wanted)
-        tuned: AbstractContextManager[None] = nullcontext()
-        if not wanted.target and (pictures := self.settings.pictures):
-            if self._tuner is None:
-                registry = PlanRegistry(pictures=pictures, store=Store(), command="SGLang with omnireuse")
-                self._tuner = LoopTuner(registry)
-            plan = self._tuner.choose(plan, loop)
-            if plan.measured is not None:
-                tuned = self._tuner.measuring(plan.measured)
+        plan, tuner = self.plan(wanted), None if wanted.target else self._of_server()
+        if tuner is not None:
+            plan = tuner.choose(plan, loop)
         request = RequestReuse(plan, getattr(loop.batch, "request_id", None))
-        with tuned:
+        with nullcontext() if tuner is None else tuner.measuring(plan):
             result = loop.serve(request, **kwargs)
         if request.computed or request.reused:
             self.report(loop.batch, wanted, request.figures())
         return result
+
+    def _of_server(self) -> LoopTuner | None:
+        """Tuning of requests that follow the server's own settings; None if it is off."""
+        if self._tuner is None and (registry := self.settings.registry("SGLang with omnireuse")) is not None:
+            self._tuner = LoopTuner(registry)
+        return self._tuner
 
     def whole(self, stage: Any) -> WholeRequests:
         """Reuse on the diffusers pipeline of a stage."""

@@ -28,8 +28,6 @@ from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.prompts.cache import PromptCacheOptions
 from omnireuse.stores.redis import RedisTier
-from omnireuse.tuning.registry import PlanRegistry
-from omnireuse.tuning.store import Store
 
 __all__ = ["Backend"]
 
@@ -150,10 +148,8 @@ class Backend:
             refuse_pipeline(pipeline)
             refuse_plan(self._plan(RequestSettings()))
             denoise = pipeline.denoise_step
-            if self._tunes and (pictures := self.settings.pictures):
-                registry = PlanRegistry(
-                    pictures=pictures, store=Store(), command="vllm-omni's step mode with omnireuse"
-                )
+            registry = self.settings.registry("vllm-omni's step mode with omnireuse") if self._tunes else None
+            if registry is not None:
                 self._tuner = WaveTuner(registry, lambda state: denoise(sub_batch([state]), states=[state]))
             self.waves = Waves(denoise, sub_batch, self._plan_of, self._tuner)
             pipeline.denoise_step = self.waves.denoise_step
