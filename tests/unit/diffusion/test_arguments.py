@@ -82,7 +82,7 @@ from tests import TOP
         ([{"rel_l1_thresh": 0.2}], {}, WrongTypeError, "its options as keywords"),
         (["fixed"], {}, ConfigError, "'fixed' is a policy, no cache backend; write policy='fixed'"),
         ([], {"policy": "taylorseer"}, ConfigError, "write backend='taylorseer' or forecaster='taylorseer'"),
-        ([], {"policy": EveryNth}, WrongTypeError, "got the class; write policy=EveryNth()"),
+        ([], {"policy": EveryNth}, WrongTypeError, "got the class EveryNth; write policy=EveryNth()"),
         ([], {"policy": "fixed", "warmup": 2}, ConfigError, "write policy=EveryNth(warmup=2)"),
         ([], {"policy": "fixed", "speedup": 2}, ConfigError, "policy=Spread(speedup=2)"),
         ([], {"policy": "error_control", "tolerance": 0.1}, ConfigError, "policy=ErrorControl(tolerance=0.1)"),
