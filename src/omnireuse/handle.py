@@ -95,7 +95,7 @@ class Handle:
             InertRuns(strategy, self._counts),
             handle=self,
             agreement=agreement,
-            follows=None if runs is None else runs.chooser,
+            chooser=None if runs is None else runs.choose,
             adapts=adapts,
         )
         if tuner is not None:

@@ -49,7 +49,9 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | None = None) -> Summary:
+def summary_of(
+    *reused: bool, runs: int = 1, branches: int = 1, errors: tuple[float, ...] = (), heading: float | None = None
+) -> Summary:
     counts = Counts()
     for run in range(1, runs + 1):
         for step, each in enumerate(reused):
@@ -64,7 +66,8 @@ def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | N
                         reason="policy" if step else "first",
                         sigma=None,
                         drift=None,
-                        error=None if each else error,
+                        error=errors[step] if errors and not each else None,
+                        heading=None if each else heading,
                         host_seconds=0.001,
                     )
                 )
@@ -73,7 +76,7 @@ def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | N
 
 
 def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
-    text = str(summary_of(False, True, False, True, error=1.2))
+    text = str(summary_of(False, True, False, True, errors=(0.1, 0, 0.8), heading=0.3))
     assert text.splitlines() == [
         "my strategy: 2 of 4 steps computed (2.00x fewer) in 1 run",
         "  latest run: █░█░ (█ computed, ░ forecast)",
@@ -83,8 +86,9 @@ def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
         "  this budget is beyond what forecasts can do here: expect little more than 2 plain steps give, or the last "
         "output held",
     ]
-    assert "beyond" not in str(summary_of(False, True, False, True, error=0.5))
-    assert "beyond" not in str(summary_of(False, False, error=1.2))
+    for errors, heading in [((0.1, 0, 0.6), 0.3), ((0.1, 0, 0.8), 0.5), ((0.1, 0, 0.8), None)]:
+        assert not summary_of(False, True, False, errors=errors, heading=heading).is_beyond
+    assert "beyond" not in str(summary_of(False, False, errors=(1.2, 1.2), heading=0.3))
     assert "none reused" in str(summary_of(False, False))
 
 
