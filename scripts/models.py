@@ -194,8 +194,10 @@ def pipelines(paths: Iterable[Path]) -> list[str]:
     found = set()
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and node.module == "diffusers":
-                found |= {name.name for name in node.names if name.name.endswith("Pipeline")}
+            names = [name.name for name in node.names] if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "diffusers":
+                names = [node.attr]
+            found |= {name for name in names if name.endswith("Pipeline")}
     return sorted(found)
 
 

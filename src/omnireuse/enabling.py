@@ -192,7 +192,7 @@ def enable(
         agreement=agreement,
         promise=chosen.promise,
         like=chosen.like,
-        tuner=None if untuned else _tuner(chosen.strategy, tune, agreement, target, tried),
+        tuner=None if untuned else _tuner(tune, agreement, target, tried),
         untuned=untuned,
         auditor=_auditor(audit, target.tolerance) if audit else None,
         references=lean,
@@ -207,7 +207,7 @@ def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
 
 
 def _tuner(
-    strategy: Strategy, tune: object, agreement: Agreement, target: Target, references: ReferenceAxis | None
+    tune: object, agreement: Agreement, target: Target, references: ReferenceAxis | None
 ) -> Callable[[Session], Tuner]:
     # Without tuning none of this is loaded.
     from omnireuse.tuning.registry import PlanRegistry
@@ -216,7 +216,7 @@ def _tuner(
 
     command, pictures = "omnireuse.enable(pipe)", check_tune(tune)
     registry = PlanRegistry(pictures=pictures, store=Store(), command=command, agreement=agreement)
-    return partial(Tuner, strategy=strategy, target=target, registry=registry, references=references)
+    return partial(Tuner, target=target, registry=registry, references=references)
 
 
 def _auditor(share: float, tolerance: float | None) -> Callable[[Session], Auditor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,10 +15,9 @@ from omnireuse.hooks.inert import InertRuns
 from omnireuse.hooks.run import RegionFactory
 from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Decision, Event, Unlike
+from omnireuse.loop.events import Decision, Event
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
-from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
 from omnireuse.references import ReferenceAxis
 from omnireuse.summary.counters import Counts
@@ -80,9 +80,13 @@ class Handle:
                 "enabled; call omnireuse.disable(pipeline) first"
             )
         self.name: str = name
+        if promise is not None and promise.but is None and references is not None and references.plan is not None:
+            but = "lean calls keep keys of references, and the profile was measured without"
+            promise = replace(promise, but=but)
         self._counts, self._promise, self._references = Counts(), promise, references
-        make = region or make_region
-        runs = None if like is None or promise is None else CalibratedRuns(like, promise, name, self._emit)
+        make, runs = region or make_region, None
+        if like is not None and promise is not None:
+            runs = CalibratedRuns(like, promise, name, lambda event: self._session.emit(event))
         self._session = Session(
             pipeline,
             strategy,
@@ -91,12 +95,11 @@ class Handle:
             InertRuns(strategy, self._counts),
             handle=self,
             agreement=agreement,
-            follows=None if runs is None else runs.chooser,
+            chooser=None if runs is None else runs.choose,
             adapts=adapts,
         )
-        if references is not None and references.plan is not None:
-            self._emit(Unlike("lean calls keep keys of references, and the profile was measured without"))
-        self._tuner = None if tuner is None else tuner(self._session)
+        if tuner is not None:
+            tuner(self._session)
         if auditor is not None:
             auditor(self._session)
         self._untuned = Tuning(state="off", reason=untuned)
@@ -116,12 +119,12 @@ class Handle:
     @property
     def tuning(self) -> Tuning:
         """The state of tuning, for the configuration of the latest run."""
-        return self._untuned if self._tuner is None else self._tuner.tuning
+        return self._untuned if (tuner := self._tuner) is None else tuner.tuning
 
     @property
     def tuned_profile(self) -> Profile | None:
         """The profile with the plan in use; None before tuning is ready, and if tuning is off."""
-        return None if self._tuner is None else self._tuner.profile
+        return None if (tuner := self._tuner) is None else tuner.profile
 
     @property
     def events(self) -> tuple[Decision, ...]:
@@ -143,8 +146,10 @@ class Handle:
 
         return unsubscribe
 
-    def _emit(self, event: Event) -> None:
-        self._session.emit(event)
+    @property
+    def _tuner(self) -> Tuner | None:
+        tuner: Tuner | None = self._session.tuner
+        return tuner
 
     def summary(self) -> Summary:
         """What was computed and what was reused so far. `print` shows a short text; a notebook shows figures."""
@@ -152,7 +157,7 @@ class Handle:
             self.name,
             self._promise,
             calls_outside=self._session.calls_outside,
-            tuning=None if self._tuner is None else self._tuner.tuning,
+            tuning=None if (tuner := self._tuner) is None else tuner.tuning,
             references=None if self._references is None else self._references.calls,
         )
 
@@ -181,52 +186,10 @@ class Handle:
 
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""
-        if self._tuner is not None:
-            self._tuner.close()
+        if (tuner := self._tuner) is not None:
+            tuner.close()
         self._session.close()
         self._enabled = False
-
-    def take_calls(self, calls: Calls) -> Callable[..., Any]:
-        """The function for an engine that calls another method of the pipeline than `__call__`.
-
-        Args:
-            calls: reads their arguments.
-
-        Returns:
-            ``handler(proceed, *args, **kwargs)``, where `proceed` is the method.
-        """
-        if self._tuner is not None:
-            self._tuner.calls = calls
-
-        def taken(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not self._enabled or self._session.is_in_call:
-                return proceed(*args, **kwargs)
-            return self._session.called(proceed, *args, **kwargs)
-
-        return taken
-
-    def measure_all(self) -> None:
-        """Tune on as many pictures as are wanted, whatever earlier processes have measured."""
-        if self._tuner is not None:
-            self._tuner.measure_all()
-
-    def renew_promise(self) -> None:
-        """Judge a profile's promise by the runs from now on: an engine whose requests have nothing to do with each
-        other does this before each of them."""
-        self._counts.renew_promise()
-
-    def suspend(self) -> Tuner | None:
-        """Disable reuse, and return what tuning has measured, for `resume`; None if the handle does not tune."""
-        tuner, self._tuner = self._tuner, None
-        self.disable()
-        return tuner
-
-    def resume(self, tuner: Tuner) -> None:
-        """Continue the tuning of another handle that was suspended, on the same pipeline with the same strategy."""
-        if self._tuner is not None:
-            self._tuner.close()
-        self._tuner = tuner
-        tuner.serve(self._session)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Refuse copies and pickles.

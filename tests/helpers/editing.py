@@ -11,9 +11,8 @@ import diffusers
 import torch
 from PIL import Image
 
-from tests.helpers.tiny import TINY, Tiny
-from tests.models.diffusion.denoisers import image_flux
-from tests.models.diffusion.denoisers.base import tensor, varied
+from tests.helpers.tiny import TINY, Tiny, tensor, varied
+from tests.models.diffusion.denoisers import denoiser, model_of
 
 __all__ = ["EDITING", "picture", "qwen_edit_pipe"]
 
@@ -108,7 +107,7 @@ def _flux_2(kind: Any, **more: Any) -> Tiny:
         vae=vae,
         text_encoder=None,
         tokenizer=None,
-        transformer=image_flux.flux_2(in_channels=16).model,
+        transformer=denoiser("Flux2Transformer2DModel", in_channels=16).model,
     )
     given = {"height": 8, "width": 8, "image": [picture(1, 64, 64), picture(2, 64, 96)], **more}
     pipe.image_processor.check_image_input = lambda *_args, **_kwargs: None
@@ -128,8 +127,6 @@ class _Processor:
 
 
 def longcat() -> Tiny:
-    sizes = {**image_flux.SIZES, **image_flux.JOINT, **image_flux.ROPE, "in_channels": 64, "pooled_projection_dim": 16}
-
     class Small(diffusers.LongCatImageEditPipeline):  # type: ignore[misc]  # without annotations
         def encode_prompt(self, prompt: Any, image: Any, prompt_embeds: Any, num_images_per_prompt: int) -> Any:
             count = 6 if prompt_embeds is None else prompt_embeds.shape[1]
@@ -153,7 +150,7 @@ def longcat() -> Tiny:
         text_encoder=None,
         tokenizer=None,
         text_processor=_Processor(),
-        transformer=varied(diffusers.LongCatImageTransformer2DModel(**sizes)),
+        transformer=model_of("LongCatImageTransformer2DModel", in_channels=64),
     )
     return _made(pipe, lambda batch: {**_texts(batch, 16), "image": picture(), "guidance_scale": 3.0})
 

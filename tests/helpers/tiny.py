@@ -11,12 +11,16 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLQwenImage,
     AutoencoderKLWan,
+    ControlNetModel,
     DDIMScheduler,
     FlowMatchEulerDiscreteScheduler,
+    FluxControlNetModel,
+    FluxControlNetPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
+    StableDiffusionControlNetPipeline,
     StableDiffusionPipeline,
     UNet2DConditionModel,
     UniPCMultistepScheduler,
@@ -45,7 +49,7 @@ class Tiny:
         return latents
 
 
-def _vary(module: torch.nn.Module, seed: int = 0) -> Any:
+def varied(module: torch.nn.Module, seed: int = 0) -> Any:
     # Zero-initialised output layers would make every step alike.
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -54,12 +58,12 @@ def _vary(module: torch.nn.Module, seed: int = 0) -> Any:
     return module.eval()
 
 
-def _tensor(*shape: int, seed: int) -> torch.Tensor:
+def tensor(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def flux(**scheduler: Any) -> Tiny:
-    transformer = _vary(
+    transformer = varied(
         FluxTransformer2DModel(
             in_channels=16,
             num_layers=2,
@@ -84,15 +88,15 @@ def flux(**scheduler: Any) -> Tiny:
 
     def inputs(*, guided: bool, batch: int) -> dict[str, Any]:
         given: dict[str, Any] = {
-            "prompt_embeds": _tensor(batch, 6, 32, seed=1),
-            "pooled_prompt_embeds": _tensor(batch, 32, seed=2),
+            "prompt_embeds": tensor(batch, 6, 32, seed=1),
+            "pooled_prompt_embeds": tensor(batch, 32, seed=2),
             "height": 8,
             "width": 8,
         }
         if guided:
             given |= {
-                "negative_prompt_embeds": _tensor(batch, 6, 32, seed=3),
-                "negative_pooled_prompt_embeds": _tensor(batch, 32, seed=4),
+                "negative_prompt_embeds": tensor(batch, 6, 32, seed=3),
+                "negative_pooled_prompt_embeds": tensor(batch, 32, seed=4),
                 "true_cfg_scale": 3.0,
             }
         return given
@@ -101,7 +105,7 @@ def flux(**scheduler: Any) -> Tiny:
 
 
 def wan() -> Tiny:
-    transformer = _vary(
+    transformer = varied(
         WanTransformer3DModel(
             patch_size=(1, 2, 2),
             num_attention_heads=2,
@@ -130,8 +134,8 @@ def wan() -> Tiny:
 
     def inputs(*, guided: bool, batch: int) -> dict[str, Any]:
         return {
-            "prompt_embeds": _tensor(batch, 6, 32, seed=1),
-            "negative_prompt_embeds": _tensor(batch, 6, 32, seed=3),
+            "prompt_embeds": tensor(batch, 6, 32, seed=1),
+            "negative_prompt_embeds": tensor(batch, 6, 32, seed=3),
             "guidance_scale": 3.0 if guided else 1.0,
             "height": 16,
             "width": 16,
@@ -142,7 +146,7 @@ def wan() -> Tiny:
 
 
 def stable_diffusion() -> Tiny:
-    unet = _vary(
+    unet = varied(
         UNet2DConditionModel(
             block_out_channels=(4, 8),
             layers_per_block=1,
@@ -169,8 +173,8 @@ def stable_diffusion() -> Tiny:
 
     def inputs(*, guided: bool, batch: int) -> dict[str, Any]:
         return {
-            "prompt_embeds": _tensor(batch, 6, 16, seed=1),
-            "negative_prompt_embeds": _tensor(batch, 6, 16, seed=3),
+            "prompt_embeds": tensor(batch, 6, 16, seed=1),
+            "negative_prompt_embeds": tensor(batch, 6, 16, seed=3),
             "guidance_scale": 3.0 if guided else 1.0,
             "height": 8,
             "width": 8,
@@ -180,7 +184,7 @@ def stable_diffusion() -> Tiny:
 
 
 def qwen_image() -> Tiny:
-    transformer = _vary(
+    transformer = varied(
         QwenImageTransformer2DModel(
             patch_size=2,
             in_channels=16,
@@ -206,14 +210,14 @@ def qwen_image() -> Tiny:
     def inputs(*, guided: bool, batch: int) -> dict[str, Any]:
         # The two branches have prompts of different lengths.
         given: dict[str, Any] = {
-            "prompt_embeds": _tensor(batch, 6, 16, seed=1),
+            "prompt_embeds": tensor(batch, 6, 16, seed=1),
             "prompt_embeds_mask": torch.ones(batch, 6, dtype=torch.long),
             "height": 16,
             "width": 16,
         }
         if guided:
             given |= {
-                "negative_prompt_embeds": _tensor(batch, 4, 16, seed=3),
+                "negative_prompt_embeds": tensor(batch, 4, 16, seed=3),
                 "negative_prompt_embeds_mask": torch.ones(batch, 4, dtype=torch.long),
                 "true_cfg_scale": 3.0,
             }
@@ -235,6 +239,36 @@ FLUX_CALL = {
 def _quiet(pipe: Any, inputs: Callable[..., dict[str, Any]]) -> Tiny:
     pipe.set_progress_bar_config(disable=True)
     return Tiny(pipe, inputs)
+
+
+def flux_control() -> Tiny:
+    tiny = flux()
+    control = FluxControlNetModel(
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=32,
+        pooled_projection_dim=32,
+        axes_dims_rope=(4, 4, 8),
+    )
+    parts = {name: getattr(tiny.pipe, name) for name in ("scheduler", "vae", "transformer")}
+    absent = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
+    pipe = FluxControlNetPipeline(**parts, **absent, controlnet=varied(control, 7))
+    return _controlled(pipe, tiny, "control_image")
+
+
+def stable_diffusion_control() -> Tiny:
+    tiny = stable_diffusion()
+    control = ControlNetModel.from_unet(tiny.pipe.unet, conditioning_embedding_out_channels=(4,))
+    parts = {**tiny.pipe.components, "controlnet": varied(control, 7), "requires_safety_checker": False}
+    return _controlled(StableDiffusionControlNetPipeline(**parts), tiny, "image")
+
+
+def _controlled(pipe: Any, tiny: Tiny, name: str) -> Tiny:
+    image = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    return _quiet(pipe, lambda **given: tiny.inputs(**given) | {name: image})
 
 
 TINY: dict[str, Callable[[], Tiny]] = {

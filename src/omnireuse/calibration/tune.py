@@ -11,6 +11,7 @@ from tqdm.auto import tqdm
 from omnireuse.enabling import enable
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.handle import Handle
+from omnireuse.hooks.session import session_of
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller, check_prompts, refuse_reserved
 from omnireuse.pipelines.source import Source
@@ -81,7 +82,9 @@ def tune(
                 f"tune(prompts={list(prompts)!r:.60}): prompts must be at least {JUDGED} for a quality or a tolerance, "
                 f"got {len(prompts)}; some of them judge the plan, which is made from the others"
             )
-        handle.measure_all()
+        session = session_of(pipe)
+        assert session is not None, "reuse was enabled"
+        session.tuner.measure_all()
         for number in range(len(prompts)):
             caller.result([number])
             bar.update()

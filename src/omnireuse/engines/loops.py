@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from omnireuse.engines.settings import RequestPlan
-from omnireuse.errors import NotTunableError
+from omnireuse.errors import OmniReuseError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import NOTHING, Stepper
@@ -132,19 +132,14 @@ class LoopTuner(HostTuner):
         Raises:
             NotTunableError: it has none.
         """
-        try:
+
+        def configuration() -> Configuration:
             loop.check()
-            start = loop.start
+            found = loop.configuration(loop.start)
+            return msgspec.structs.replace(found, call={**found.call, **apart})
 
-            def configuration() -> Configuration:
-                found = loop.configuration(start)
-                return msgspec.structs.replace(found, call={**found.call, **apart})
-
-            return self._registry.entry_of(policy, start, configuration)
-        except NotTunableError:
-            raise
-        except Exception as error:
-            raise NotTunableError(f"the run cannot be told from others ({type(error).__name__}: {error})") from error
+        with self._registry.own_work():
+            return self._registry.find(*self._registry.known(policy, loop.start, configuration))
 
     def choose(self, plan: RequestPlan, loop: Loop, host: Any = None) -> RequestPlan:
         """The plan of a loop that begins: a tuned one, the given one, or one that measures every step.
@@ -159,7 +154,7 @@ class LoopTuner(HostTuner):
             return plan
         try:
             entry = self.find(plan.strategy.policy, loop)
-        except NotTunableError as error:
+        except OmniReuseError as error:
             self.pass_by(error)
             return plan
         self._latest = entry
@@ -220,9 +215,10 @@ class LoopTuner(HostTuner):
 
     def _recording_of(self, entry: Entry, loop: Loop) -> MeasuredLoop | None:
         try:
-            measured = MeasuredLoop(entry, loop)
-        except Exception as error:
-            entry.end("failed", f"a loop cannot be made again: {type(error).__name__}: {error}")
+            with self._registry.own_work():
+                measured = MeasuredLoop(entry, loop)
+        except OmniReuseError as error:
+            entry.end("failed", f"a loop cannot be made again: {error}")
             return None
         entry.start()
         return measured

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
@@ -12,6 +13,8 @@ from omnireuse.engines.request import figures_of, tuning_figures
 from omnireuse.engines.settings import RequestSettings, ServerSettings
 from omnireuse.handle import Handle
 from omnireuse.hooks.interception import Interception, intercept
+from omnireuse.hooks.session import Session, session_of
+from omnireuse.loop.events import RequestBegan
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.tuning.tuner import Tuner
 
@@ -35,6 +38,7 @@ class WholeRequests:
     def __init__(self, settings: ServerSettings, calls: Calls | None = None) -> None:
         self._settings, self._calls = settings, calls
         self._handle: Handle | None = None
+        self._session: Session | None = None
         self._taken: Interception | None = None
         self._tuner: Tuner | None = None
         """The tuning so far, while other settings are served."""
@@ -52,30 +56,44 @@ class WholeRequests:
             group: the ranks that decide together; None for those that the model itself names.
             tunes: whether pictures may be measured; not if ranks share a forward pass.
         """
-        if self._handle is not None and wanted == self._active:
-            self._handle.renew_promise()
+        if self._session is not None and wanted == self._active:
+            self._session.emit(RequestBegan())
             return
         self.end()
         if not wanted.off:
             tune = self._settings.tune if tunes and not wanted.target else False
-            handle = enable(pipeline, group=group, tune=tune, **self._settings.enable_arguments(wanted))
+            self._handle = enable(pipeline, group=group, tune=tune, **self._settings.enable_arguments(wanted))
+            self._session = session_of(pipeline)
+            assert self._session is not None, "reuse was enabled"
             if self._tuner is not None and not wanted.target:
-                handle.resume(self._tuner)
+                self._session.tuner.close()
+                self._tuner.serve(self._session)
                 self._tuner = None
             if self._calls is not None:
-                self._taken = intercept(pipeline, self, {"forward": handle.take_calls(self._calls)})
-            self._handle = handle
+                self._taken = self._taken_by(self._session, self._calls)
         self._active = wanted
+
+    def _taken_by(self, session: Session, calls: Calls) -> Interception:
+        """Hand the calls of `forward` to a session, as if they were the pipeline's own."""
+        if session.tuner is not None:
+            session.tuner.calls = calls
+
+        def forward(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            is_own = self._handle is None or not self._handle.enabled or session.is_in_call
+            return proceed(*args, **kwargs) if is_own else session.called(proceed, *args, **kwargs)
+
+        return intercept(session.pipeline, self, {"forward": forward})
 
     def end(self) -> None:
         """Leave the pipeline as it was. What was measured is kept for the next request that tuning serves."""
         if self._taken is not None:
             self._taken.undo()
             self._taken = None
-        if self._handle is not None:
-            tuner = self._handle.suspend()
+        if self._handle is not None and self._session is not None:
+            tuner, self._session.tuner = self._session.tuner, None
             self._tuner = self._tuner if tuner is None else tuner
-            self._handle = None
+            self._handle.disable()
+            self._handle = self._session = None
 
     def figures(self) -> dict[str, Any]:
         """The figures for the last request's response; empty if it asked for no reuse."""

@@ -65,6 +65,19 @@ class Agreement:
             raise held[1]
         return cast(T, held[0])
 
+    def of_each(self, make: Callable[[], T]) -> T:
+        """The value that this rank makes, or on all ranks the error of the first rank that has one."""
+        if self._group is None:
+            return make()
+        made, failure = list[T](), None
+        try:
+            made.append(make())
+        except Exception as error:  # the others must not go on without this rank
+            failure = in_own_words(error)
+        if (failure := self.of_any(failure)) is not None:
+            raise failure
+        return made[0]
+
     def of_any(self, value: T | None) -> T | None:
         """The value of the first rank that has one, on all ranks; None if none has."""
         if self._group is None:

@@ -49,7 +49,7 @@ class BranchState:
         memories: of each remembered value; empty before the first.
         primed: whether every value can be forecast.
         dtypes, shapes: of the values as they were computed.
-        output_dtype: of the model's last computed output.
+        output_dtypes: of the model's last computed outputs.
         layout: of the inputs that the memories belong to.
         step: the last one that it was carried out at, computed or reused; None before the first.
         signal: the watched tensor of the step that drift is measured from.
@@ -69,7 +69,7 @@ class BranchState:
     primed: bool = False
     dtypes: list[torch.dtype] = field(default_factory=list)
     shapes: list[torch.Size] = field(default_factory=list)
-    output_dtype: torch.dtype = torch.float32
+    output_dtypes: list[torch.dtype] = field(default_factory=list)
     layout: Hashable = None
     step: int | None = None
     signal: torch.Tensor | None = None
@@ -127,7 +127,7 @@ class BranchState:
         values: Sequence[torch.Tensor],
         *,
         signal: torch.Tensor | None,
-        scales: Scales | None,
+        scales: Scales,
         gap: Gap | None,
         forecasts: Callable[[], list[torch.Tensor]],
     ) -> tuple[float | None, list[torch.Tensor] | None]:
@@ -137,7 +137,7 @@ class BranchState:
             coordinate: of the values.
             values: the computed ones.
             signal: watched at this step; None if nothing was.
-            scales: units of errors; the values' own magnitude by default.
+            scales: units of errors.
             gap: the reused steps that these values end, if their effect is to be corrected.
             forecasts: gives the forecasts for these values.
 
@@ -188,13 +188,13 @@ class BranchState:
         self.dtypes, self.shapes = [value.dtype for value in values], [value.shape for value in values]
 
     def _measure_error(
-        self, forecasts: Sequence[torch.Tensor], values: Sequence[torch.Tensor], scales: Scales | None
+        self, forecasts: Sequence[torch.Tensor], values: Sequence[torch.Tensor], scales: Scales
     ) -> float | None:
         """Keep the heading, and the forecasts' error relative to x0 for the policy; return that relative to the output,
         None if forecasts and values do not fit."""
         if [forecast.shape for forecast in forecasts] != [value.shape for value in values]:
             return None
-        of_output, of_x0 = (magnitude(*values),) * 2 if scales is None else scales()
+        of_output, of_x0 = scales()
         headings = [memory.heading(value) for memory, value in zip(self.memories, values, strict=True)]
         heading = torch.stack(headings).mean()
         off = magnitude(*(f.float() - v.float() for f, v in zip(forecasts, values, strict=True)))

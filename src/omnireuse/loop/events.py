@@ -11,7 +11,7 @@ from omnireuse.policies.base import StepView
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Audit", "Choice", "Decision", "Event", "FellBack", "Hook", "RunEnded", "Unlike"]
+__all__ = ["Audit", "Choice", "Decision", "Event", "FellBack", "Hook", "RequestBegan", "RunEnded", "Unlike"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -140,6 +140,11 @@ class Audit:
         return 0 if self.tolerance is None else sum(error > self.tolerance for error in self.errors)
 
 
-Event = Decision | RunEnded | FellBack | Unlike | Audit
+@dataclass(frozen=True)
+class RequestBegan:
+    """A request begins that has nothing to do with those before it: a profile's promise is judged anew."""
+
+
+Event = Decision | RunEnded | FellBack | Unlike | RequestBegan | Audit
 Hook = Callable[[Event], object]
 """Takes events, in the thread of the run that they are of."""

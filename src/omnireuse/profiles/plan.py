@@ -13,7 +13,7 @@ from omnireuse.base.validation import field_error
 from omnireuse.forecasters import Fitted, forecaster_named
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import Steps
-from omnireuse.policies.schedule import Schedule
+from omnireuse.policies.base import Schedule
 from omnireuse.profiles.coverage import FEWEST, lower_bound
 
 __all__ = ["FEWEST_HELD_OUT", "FITTED", "Evidence", "Plan"]
@@ -45,6 +45,11 @@ class Evidence(Record, frozen=True, kw_only=True):
     runs: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     closeness: tuple[float, ...] = ()
     stays: bool = False
+
+    @property
+    def error(self) -> float:
+        """The mean of the errors; NaN without any."""
+        return math.fsum(self.errors) / len(self.errors) if self.errors else math.nan
 
 
 class Plan(Record, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from omnireuse.loop.events import Audit, Decision, Event, FellBack, RunEnded
+from omnireuse.loop.events import Audit, Decision, Event, FellBack, RunEnded, Unlike
 from omnireuse.summary.summary import Promise, Summary
 
 __all__ = ["Counts"]
@@ -43,7 +43,7 @@ class Counts:
         self._audits: deque[Audit] = deque(maxlen=KEPT_AUDITS)
         self._kept_bytes = 0
         self._unlike: str | None = None
-        """The first difference from the runs of a profile."""
+        """The first difference from the runs of a profile, in this request."""
 
     @property
     def decisions(self) -> tuple[Decision, ...]:
@@ -57,12 +57,6 @@ class Counts:
         with self._lock:
             self._count()
             return tuple(self._open.get(number, ()))
-
-    def renew_promise(self) -> None:
-        """Differences from a profile count from now on."""
-        with self._lock:
-            self._count()
-            self._unlike = None
 
     def _count(self) -> None:
         while self._inbox:
@@ -78,8 +72,10 @@ class Counts:
                 self._fallbacks[event.on] += 1
             elif isinstance(event, Audit):
                 self._audits.append(event)
-            else:
+            elif isinstance(event, Unlike):
                 self._unlike = self._unlike or event.how
+            else:  # the next request's promise holds until something is unlike
+                self._unlike = None
 
     def _end(self, event: RunEnded) -> None:
         decisions = self._open.pop(event.run, None)
@@ -101,9 +97,9 @@ class Counts:
         with self._lock:
             self._count()
             whole, every = Tally(), Tally()
+            whole.include(self._whole)
             for decisions in self._open.values():
                 whole.add(decisions)
-            whole.include(self._whole)
             for tally in (whole, self._apart):
                 every.include(tally)
             if promise is not None and promise.but is None:

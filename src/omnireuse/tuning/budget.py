@@ -95,6 +95,27 @@ class Budget:
         kept = f"no plan of fewer steps was seen to keep the {self.aim.name} in nine of ten pictures"
         return f"{stays}; {kept}, and omnireuse.calibrate, which sees more of them, may find one"
 
+    def words_of(self, plan: Plan) -> str:
+        """What a plan gives in words; that of none if the untuned default stays."""
+        evidence, total, text = plan.evidence, len(self.noises), self.none_found
+        assert evidence is not None, "the store takes no plan without"
+        if not evidence.stays:
+            text = f"{len(plan.steps)} of {total} steps computed, "
+            if evidence.closeness:
+                mean = math.fsum(evidence.closeness) / len(evidence.closeness)
+                text += f"{self.aim.value:g} dB expected of nine of ten pictures, {mean:.1f} dB on average"
+            else:
+                text += f"{evidence.error:.2%} error of the final latents expected"
+            if evidence.untuned:
+                text += f" ({math.fsum(evidence.untuned) / len(evidence.untuned):.2%} untuned)"
+        if plan.full_every == 1:
+            text += "; references computed in every call, as no lean calls were seen to add little error"
+        elif plan.full_every is not None:
+            calls = f"one of {plan.full_every} calls" if plan.full_every else "the first call"
+            calls += " and at the last step" if total - 1 in plan.steps else ""
+            text += f"; references computed in {calls}, {evidence.error:.2%} error with that"
+        return text
+
     def plan_of(self, plans: Mapping[int, Plan]) -> Plan | None:
         """The saved plan for this budget."""
         return next(iter(plans.values()), None) if self.aim else plans.get(len(self.steps))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
 
-from omnireuse.base.validation import counted, in_own_words, in_words
+from omnireuse.base.validation import counted
 from omnireuse.errors import NotTunableError, OmniReuseError, StateError, UnsupportedModelError
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
@@ -23,6 +25,7 @@ from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.fewest import trying
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.lean import REFERENCES, LeanTrials
+from omnireuse.tuning.own_work import OwnWork
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trying, finished
@@ -55,6 +58,7 @@ class Shared:
         measures_all: measure as many pictures as are wanted, whatever is known and whatever it costs.
         entries: by the digest of their configuration, and their number of computed steps.
         lock: guards the entries.
+        own_work: in which no error ends a picture.
     """
 
     pictures: int
@@ -65,6 +69,7 @@ class Shared:
     measures_all: bool = False
     entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
+    own_work: OwnWork = field(default_factory=OwnWork)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -171,7 +176,7 @@ class Entry:
             is_full: whether every step was computed because it was measured.
             calls: of the denoiser, made or reused; one for each step at least.
         """
-        with self.shared.lock:
+        with self._harmless(), self.shared.lock:
             self.pace = self.shared.ledger.pace = max(calls / len(self.budget.noises), 1.0)
             self.shared.ledger.made(self.work, 1.0 if is_full else self.share)
 
@@ -201,22 +206,29 @@ class Entry:
         Returns:
             Whether shadows are made beside it. The first call of all takes its usual time.
         """
+        shared, failure = self.shared, None
         try:
-            call = MeasuredCall(replay=replay, full=FullRun.of(recording))
-        except Exception as error:  # the picture is done, and must not fail because measuring it does
-            self.failed(error)
+            with shared.own_work():
+                self._keep(MeasuredCall(replay=replay, full=FullRun.of(recording)))
+        except OmniReuseError as error:  # the picture is done, and must not fail because measuring it does
+            failure = error
+        if (failure := shared.agreement.of_any(failure)) is not None:
+            self.failed(failure)
             return False
-        with self.shared.lock:
+        return len(self.products) > 1
+
+    def _keep(self, call: MeasuredCall) -> None:
+        shared = self.shared
+        with shared.lock:
             self.seconds = time.monotonic() - self.begun
             self.calls.append(call)
-            if self.shared.agreement.is_first:
-                self.shared.store.keep_measured(self.configuration, self.products[-MOST_KEPT:], self.budgets)
+            if shared.agreement.is_first:
+                shared.store.keep_measured(self.configuration, self.products[-MOST_KEPT:], self.budgets)
             self.note()
-            entries = self.shared.entries.values()
+            entries = shared.entries.values()
             others = sorted((each for each in entries if each.calls and not each.is_busy), key=lambda each: each.last)
             for each in others[: max(len(others) + 1 - MOST_MEASURED, 0)]:
                 each._set_aside()
-        return len(self.products) > 1
 
     def _set_aside(self) -> None:
         """Drop the calls. What they have shown stays, and one more picture makes shadows possible again."""
@@ -240,9 +252,10 @@ class Entry:
         failure: OmniReuseError | None = None
         waits, agreement = "", self.shared.agreement
         try:
-            waits = yield from self._trying(shadows)
-        except Exception as error:  # the picture is done, and must not fail because a shadow does
-            failure = in_own_words(error)
+            with self.shared.own_work():
+                waits = yield from self._trying(shadows)
+        except OmniReuseError as error:  # the picture is done, and must not fail because a shadow does
+            failure = error
         if (failure := agreement.of_any(failure)) is not None:
             self.failed(failure)
             return
@@ -252,13 +265,26 @@ class Entry:
             return
         try:
             decided = agreement.of_first(self._decided)
-        except Exception as error:  # nor because a decision does
-            self.failed(NotTunableError(in_words(error)))
+        except OmniReuseError as error:  # nor because a decision does
+            self.failed(NotTunableError(str(error)))
             return
-        self.take(*decided)
-        logger.info("tuning has ended for calls with %s: %s", self.configuration.words, self.tuning)
-        self.drop()
-        self.release()
+        with self._harmless():
+            self.take(*decided)
+            logger.info("tuning has ended for calls with %s: %s", self.configuration.words, self.tuning)
+            self.drop()
+            self.release()
+
+    @contextmanager
+    def _harmless(self) -> Iterator[None]:
+        """Work of tuning's own whose error ends tuning of the configuration, and no picture."""
+        try:
+            with self.shared.own_work():
+                yield
+        except OmniReuseError as error:
+            if not self.shared.agreement.is_alone:
+                # The other ranks have not met it. They would wait for this one in the next shadow or forward pass.
+                raise
+            self.failed(error)
 
     def _trying(self, shadows: Shadows) -> Pausing[str]:
         """Make the shadows that are due; return why others wait, empty if none do."""
@@ -286,6 +312,10 @@ class Entry:
 
     def _decided(self) -> tuple[Profile, Plan, str | None]:
         """Decide, and keep the plan: the profile with it, the plan, and the file."""
+        with self.shared.own_work():
+            return self._decide()
+
+    def _decide(self) -> tuple[Profile, Plan, str | None]:
         trials, store = self.trials, self.shared.store
         known = store.load(self.configuration.digest)
         assert trials is not None, "they were made"
@@ -307,49 +337,29 @@ class Entry:
 
     def take(self, profile: Profile, plan: Plan, path: str | None) -> None:
         """Use a plan from now on; without a strategy of its own, the untuned default is used."""
-        self.profile = profile
-        is_own = plan.evidence is None or not plan.evidence.stays
-        self.strategy = plan.strategy(profile.coordinates) if is_own else None
-        self.full_every = plan.full_every
-        evidence, total = plan.evidence, profile.num_inference_steps
-        expected, text = None, self.budget.none_found
-        if evidence is not None and is_own:
-            expected = sum(evidence.errors) / len(evidence.errors)
-            text = f"{len(plan.steps)} of {total} steps computed, "
-            if evidence.closeness:
-                mean = sum(evidence.closeness) / len(evidence.closeness)
-                text += f"{self.budget.aim.value:g} dB expected of nine of ten pictures, {mean:.1f} dB on average"
-            else:
-                text += f"{expected:.2%} error of the final latents expected"
-            if evidence.untuned:
-                text += f" ({sum(evidence.untuned) / len(evidence.untuned):.2%} untuned)"
-        if plan.full_every == 1:
-            text += "; references computed in every call, as no lean calls were seen to add little error"
-        elif plan.full_every is not None and evidence is not None:
-            calls = f"one of {plan.full_every} calls" if plan.full_every else "the first call"
-            calls += " and at the last step" if total - 1 in plan.steps else ""
-            error = sum(evidence.errors) / len(evidence.errors)
-            text += f"; references computed in {calls}, {error:.2%} error with that"
-        pictures = profile.num_prompts[0]
+        evidence, pictures = plan.evidence, profile.num_prompts[0]
+        assert evidence is not None, "the store takes no plan without"
+        self.profile, self.full_every = profile, plan.full_every
+        self.strategy = None if evidence.stays else plan.strategy(profile.coordinates)
         self.tuning = replace(
             self.tuning,
             state="ready",
             pictures=pictures,
-            runs=0.0 if evidence is None else evidence.runs,
-            expected=expected,
+            runs=evidence.runs,
+            expected=None if evidence.stays else evidence.error,
             path=path,
-            reason=f"{text}, on {counted(pictures, 'measured picture')}",
+            reason=f"{self.budget.words_of(plan)}, on {counted(pictures, 'measured picture')}",
         )
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: OmniReuseError) -> None:
         """Drop what was measured; the next picture is measured anew, unless that is known to be in vain."""
         with self.shared.lock:
             self.failures += 1
             if isinstance(error, (NotTunableError, UnsupportedModelError)) or self.failures >= MOST_FAILURES:
                 self.drop()
-                self.end("failed", in_words(error))
+                self.end("failed", str(error))
                 return
-            self.begin_anew(in_words(error))
+            self.begin_anew(str(error))
 
     def broken_off(self, error: BaseException) -> None:
         """Handle the error of a picture that was being measured. An interrupt says nothing about the pipeline."""
@@ -372,6 +382,7 @@ class Entry:
 
     def end(self, state: Literal["off", "failed"], why: str) -> None:
         """Stop measuring; the untuned default is used."""
+        self.profile = self.strategy = self.full_every = None
         self.tuning = replace(self.tuning, state=state, pictures=0, runs=0.0, reason=why)
         self.release()
         (logger.warning if state == "failed" else logger.info)("%s", self.tuning)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from omnireuse.errors import NotTunableError, StateError, UnsupportedModelError
+from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.planning.path import OutputProducts, Path, branches_of
 from omnireuse.planning.solver import Arithmetic, next_latents
 from omnireuse.tuning.recording import Recording
@@ -44,24 +44,28 @@ class FullRun:
         """How many pictures the call has made."""
         return len(self.final)
 
+    def ends_with(self, step: int) -> bool:
+        """Whether this is the last step."""
+        return step + 2 == len(self.path.latents)
+
     @classmethod
     def of(cls, recording: Recording) -> FullRun:
         """From a recording, whose values are taken over. Random states stay as they are.
 
         Raises:
-            StateError: its values could not be kept, or the run ended before its last step.
-            NotTunableError: they could not, and neither could those of other runs like it.
+            StateError: the run ended before its last step, or the final latents are not finite.
+            NotTunableError: its values could not be kept, and neither could those of other runs like it.
             UnsupportedModelError: it is not known what the scheduler's steps make of their outputs.
-            ArithmeticError: the final latents are not finite.
+            Exception: the error that ended the recording.
         """
         if recording.failure is not None:
-            raise (NotTunableError if recording.is_permanent else StateError)(recording.failure)
+            raise recording.failure
         steps = recording.steps
         final = steps[-1].latents if recording.is_whole else None
         if final is None:
             raise StateError("a run ended before its last step")
         if not final.isfinite().all():
-            raise ArithmeticError("the final latents are not finite")
+            raise StateError("the final latents are not finite")
         assert steps[0].sample is not None
         with torch.random.fork_rng(devices=_devices(final)):
             unfit = _unfit(recording)
@@ -83,6 +87,9 @@ class FullRun:
 
 def _unfit(recording: Recording) -> str | None:
     """Why no weights can be fitted, by the first, the middle and the last step; None if they can."""
+    if len(recording.kinds) > 1:
+        # Whoever follows a plan computes the first step of each kind, and remembers nothing from before it.
+        return "the outputs are of other kinds on the way, as if a ControlNet or an adapter begins or ends"
     twin, last = copy.deepcopy(recording.scheduler), len(recording.steps) - 1
     for number, step in enumerate(recording.steps):
         given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.base.validation import in_words
+from omnireuse.errors import NotTunableError, StateError
 from omnireuse.forecasters import Hold
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.loop.strategy import Strategy
@@ -42,7 +43,7 @@ class RecordedStep:
         latents: the latents that the step returned.
     """
 
-    calls: list[tuple[int, Any]] = field(default_factory=list)
+    calls: list[tuple[Hashable, Any]] = field(default_factory=list)
     given: Mapping[str, Any] = field(default_factory=dict)
     output: torch.Tensor | None = None
     sample: torch.Tensor | None = None
@@ -69,47 +70,52 @@ class Recording(Stepper):
         is_bounded: bool = True,
         calls_may_change: bool = False,
     ) -> None:
-        self.failure: str | None = None if keeps else "another thread is measuring"
-        """Why nothing can be learnt from the loop; None as long as something can."""
-        self.is_permanent = False
-        """Whether other runs of this configuration would fail alike."""
+        self.failure: Exception | None = None if keeps else StateError("another thread is measuring")
+        """Why nothing can be learnt from the loop; None as long as something can. A NotTunableError would meet other
+        runs of the configuration, too."""
         self.steps: list[RecordedStep] = []
+        self.kinds: set[Hashable] = set()
+        """Of the outputs that steps were asked for."""
         self.scheduler: Any = None
-        self.total = total
+        self.total, self.made = total, 0
+        """Steps of the loop, and those that were made."""
         self._scheduler, self._is_bounded, self._calls_may_change = scheduler, is_bounded, calls_may_change
         self._device: torch.device | None = None
         """Where values are kept; None for where they are."""
-        self._step, self._denoiser = RecordedStep(), 0
+        self._step = RecordedStep()
+        self._kind: Hashable = 0
 
     @property
     def is_whole(self) -> bool:
         """Whether all steps of the run were kept."""
         return self.failure is None and len(self.steps) == self.total and self.steps[-1].latents is not None
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         if self.failure is None and step != len(self.steps):
-            self.fail("the loop went back to an earlier step", is_permanent=False)
-        self._denoiser = denoiser
+            self.fail(StateError("the loop went back to an earlier step"))
+        self.kinds.add(kind)
+        self._kind = kind
         return True
 
     def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
         if kinds > 1 and self.failure is None:
-            self.fail(f"the denoiser returns {kinds} kinds of latents", is_permanent=True)
+            self.fail(NotTunableError(f"the denoiser returns {kinds} kinds of latents"))
         self.keep(lambda: self._step.calls.append((denoiser, copied(output))))
 
     def use(
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
     ) -> torch.Tensor:
         assert output is not None, "every step is computed"
+        self.made += 1
         self.keep(self._note_step, given, output, latents)
         return output
 
     def arrived(self, latents: torch.Tensor | None) -> None:
         self.keep(self._note_latents, latents)
 
-    def fail(self, why: str, *, is_permanent: bool) -> None:
+    def fail(self, why: Exception) -> None:
         """End the recording, and drop what was kept."""
-        self.failure, self.is_permanent = why, is_permanent
+        self.failure = why
         self.steps.clear()
         self.scheduler, self._step = None, RecordedStep()
 
@@ -120,28 +126,28 @@ class Recording(Stepper):
         try:
             note(*values)
         except Exception as error:  # the picture must not fail because measuring it does
-            why = in_words(error)
-            logger.warning("measuring ended within a picture, which goes on: %s", why)
-            self.fail(why, is_permanent=False)
+            logger.warning("measuring ended within a picture, which goes on: %s", in_words(error))
+            self.fail(error)
 
     def _note_step(self, given: Mapping[str, Any], output: Any, sample: torch.Tensor) -> None:
         """Note what the scheduler's step is about to get; the branches were seen before, by hosts that see them."""
         if not isinstance(output, torch.Tensor):
-            self.fail(f"the model predicts {type(output).__name__} and not one tensor", is_permanent=True)
+            self.fail(NotTunableError(f"the model predicts {type(output).__name__} and not one tensor"))
             return
         if self.steps and self.steps[-1].latents is None:
             self._note_latents(sample)
         step, self._step = self._step, RecordedStep()
         if not step.calls:
-            step.calls.append((self._denoiser, copied(output)))
+            step.calls.append((self._kind, copied(output)))
         if not self.steps:
             self.scheduler = copy.deepcopy(self._scheduler)
             self._choose_device(step, output, sample)
         elif not self._calls_may_change and _places(step) != _places(self.steps[0]):
             self.fail(
-                f"step {len(self.steps)} has other calls of the denoisers than the first ({len(step.calls)} and "
-                f"{len(self.steps[0].calls)}): guidance or the denoiser changes on the way",
-                is_permanent=True,
+                NotTunableError(
+                    f"step {len(self.steps)} has other calls of the denoisers than the first ({len(step.calls)} and "
+                    f"{len(self.steps[0].calls)}): guidance or the denoiser changes on the way"
+                )
             )
         if self.failure is not None:
             return
@@ -154,7 +160,7 @@ class Recording(Stepper):
     def _note_latents(self, latents: torch.Tensor | None) -> None:
         """Note the latents that the scheduler's step returned."""
         if latents is None:
-            self.fail("the scheduler's step returns no latents", is_permanent=True)
+            self.fail(NotTunableError("the scheduler's step returns no latents"))
         else:
             self.steps[-1].latents = self._kept(latents)
 
@@ -162,10 +168,8 @@ class Recording(Stepper):
         leaves = [leaf for _, each in step.calls for leaf in pytree.tree_leaves(each) if isinstance(leaf, torch.Tensor)]
         needed = self.total * sum(each.nbytes for each in (*leaves, output, sample, sample))
         if self._is_bounded and needed > MOST_BYTES:
-            self.fail(
-                f"measuring would keep {needed / 2**30:.1f} GiB, and at most {MOST_BYTES / 2**30:.0f} GiB are kept",
-                is_permanent=True,
-            )
+            at_most = f"at most {MOST_BYTES / 2**30:.0f} GiB are kept"
+            self.fail(NotTunableError(f"measuring would keep {needed / 2**30:.1f} GiB, and {at_most}"))
         elif needed > ON_DEVICE:
             self._device = torch.device("cpu")
 
@@ -177,5 +181,5 @@ class Recording(Stepper):
         return value.to(self._device) if isinstance(value, torch.Tensor) else value
 
 
-def _places(step: RecordedStep) -> list[int]:
+def _places(step: RecordedStep) -> list[Hashable]:
     return [place for place, _ in step.calls]

@@ -6,10 +6,11 @@ import itertools
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import msgspec
 
-from omnireuse.errors import NotTunableError
+from omnireuse.errors import NotTunableError, OmniReuseError
 from omnireuse.hooks.run import RunStart
 from omnireuse.planning.path import OutputProducts
 from omnireuse.policies.base import Policy
@@ -19,6 +20,7 @@ from omnireuse.summary.tuning import BEGINS, Tuning
 from omnireuse.tuning.budget import JUDGED, Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry, Shared
+from omnireuse.tuning.own_work import state_after
 
 __all__ = ["PlanRegistry"]
 
@@ -30,6 +32,10 @@ MOST_BUDGETS = 2
 """Numbers of computed steps for one configuration, from which on a new one is measured from its second picture on."""
 
 
+_Known: TypeAlias = "tuple[Profile | None, list[OutputProducts], frozenset[int], str]"
+"""Plans, calls of earlier processes, with which numbers of computed steps, and how plans for other arguments differ."""
+
+
 @dataclass(eq=False, kw_only=True)
 class PlanRegistry(Shared):
     """The entries of one process. A host finds the entry of each run here, and hands it what it has measured."""
@@ -38,23 +44,28 @@ class PlanRegistry(Shared):
     _said: set[tuple[tuple[str, int], str]] = field(default_factory=set)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
-    def entry_of(
+    def known(
         self, policy: Policy, start: RunStart, configuration: Callable[[], Configuration], target: Target | None = None
-    ) -> Entry:
-        """The entry of a run that begins under the untuned default (`find`).
+    ) -> tuple[Configuration, Budget]:
+        """What a run under the untuned default belongs to, for `find`. An error on one rank is one on all.
 
         Args:
             configuration: of the run.
             target: of the untuned default.
 
         Raises:
-            NotTunableError: the run has none.
+            NotTunableError: the run belongs to nothing.
+            StateError: another rank has met an error.
         """
-        budget, known = budget_for(policy, start, target or Target()), configuration()
-        if known.conditions.weights is None:
-            raise NotTunableError("weights cannot be told apart, because they are sharded or not in memory")
-        with self.lock:
-            return self.find(known, budget)
+
+        def make() -> tuple[Configuration, Budget]:
+            with self.own_work():
+                budget, found = budget_for(policy, start, target or Target()), configuration()
+            if found.conditions.weights is None:
+                raise NotTunableError("weights cannot be told apart, because they are sharded or not in memory")
+            return found, budget
+
+        return self.agreement.of_each(make)
 
     def find(self, configuration: Configuration, budget: Budget) -> Entry:
         """The entry of a run: "ready" with a plan of the store; else "measuring".
@@ -70,7 +81,7 @@ class PlanRegistry(Shared):
         entry = self.entries.get(key) or self._new(key, configuration, budget)
         entry.budget, entry.last = budget, next(self._numbers)
         if entry.is_due and not entry.may_measure:
-            return self._passed_by(entry, f"{entry.waits}; it is measured once reuse has saved enough")
+            return self._passed_by(entry, NotTunableError(f"{entry.waits}; it is measured once reuse has saved enough"))
         return entry
 
     def whole(self) -> list[Entry]:
@@ -95,45 +106,50 @@ class PlanRegistry(Shared):
         )
         entry = Entry(shared=self, configuration=configuration, budget=budget, tuning=tuning, pace=self.ledger.pace)
         try:
-            known, earlier, budgets = self.agreement.of_first(lambda: self._kept(entry))
-        except NotTunableError as error:
+            known, earlier, budgets, near = self.agreement.of_first(lambda: self._known(entry))
+        except OmniReuseError as error:
             entry.release()
-            return self._passed_by(entry, str(error))
-        self.entries[key] = entry
+            return self._passed_by(entry, error)
         plan = None if known is None else budget.plan_of(known.plans)
         if known is not None and plan is not None:
             entry.take(known, plan, str(self.store.file(configuration.digest)))
         else:
             entry.earlier, entry.budgets = earlier, budgets | {len(budget.steps)}
-            entry.tuning = replace(tuning, near=self.store.near(configuration))
+            entry.tuning = replace(tuning, near=near)
             entry.note()
+        self.entries[key] = entry
         return entry
 
-    def _passed_by(self, entry: Entry, why: str) -> Entry:
+    def _passed_by(self, entry: Entry, error: OmniReuseError) -> Entry:
         """The untuned default for one picture; the next picture of the configuration looks again."""
-        passed = replace(entry, tuning=replace(entry.tuning, state="off", reason=why), calls=[], trials=None, lock=None)
+        why, state = str(error), state_after(error)
+        passed = replace(entry, tuning=replace(entry.tuning, state=state, reason=why), calls=[], trials=None, lock=None)
         said = (entry.configuration.digest, len(entry.budget.steps)), why
         if said not in self._said:
             self._said.add(said)
             logger.info("%s", passed.tuning)
         return passed
 
-    def _kept(self, entry: Entry) -> tuple[Profile | None, list[OutputProducts], frozenset[int]]:
-        """What the store has for an entry: plans, calls of earlier processes, and with which numbers of computed steps.
-        Its lock is taken if it has no plan.
+    def _known(self, entry: Entry) -> _Known:
+        """What the store has for an entry. Its lock is taken if it has no plan.
 
         Raises:
             NotTunableError: it is not measured now.
         """
+        with self.own_work():
+            return self._kept(entry)
+
+    def _kept(self, entry: Entry) -> _Known:
         digest, count, store = entry.configuration.digest, len(entry.budget.steps), self.store
         known = store.load(digest)
         if known is not None and entry.budget.plan_of(known.plans) is not None:
-            return known, [], frozenset()
+            return known, [], frozenset(), ""
         entry.lock = store.lock(digest)
         if entry.lock is None:
             raise NotTunableError("another pipeline or process measures it, and its plan serves here once it is kept")
+        near = store.near(entry.configuration)
         if self.measures_all:
-            return None, [], frozenset()
+            return None, [], frozenset(), near
         earlier, budgets = store.measured(digest)
         if digest not in self._seen and digest not in (begun := store.begun()) and known is None:
             begun_here = [each for each in self.entries.values() if each.tuning.state == "measuring" and each.calls]
@@ -146,4 +162,4 @@ class PlanRegistry(Shared):
             store.keep_measured(entry.configuration, earlier, budgets | {count})
             others = f"{MOST_BUDGETS} other numbers of computed steps were asked for"
             raise NotTunableError(f"{others}; this one is measured from its second picture on")
-        return None, earlier, budgets
+        return None, earlier, budgets, near

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.hooks.run import Chosen, RunStart
+from omnireuse.hooks.regions.step import StepRegion
+from omnireuse.hooks.run import Chosen, Region, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.loop.strategy import Strategy
@@ -19,7 +20,6 @@ from omnireuse.planning.path import branches_of, copied
 from omnireuse.planning.solver import Arithmetic
 from omnireuse.policies import Steps
 from omnireuse.references import ReferenceAxis, References
-from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL
 from omnireuse.tuning.replay import Replay
@@ -42,6 +42,7 @@ class Beside(Stepper):
 
     Attributes:
         computed: calls of the model that were made, by the branches of guidance that the host sees.
+        latents: a copy of the final ones; None before the last step is done, and from hosts that do not tell them.
     """
 
     def __init__(self, full: FullRun, first_reused: int, inner: Stepper) -> None:
@@ -50,9 +51,10 @@ class Beside(Stepper):
         self._known: int | None = None
         """The step, if its output is due and known."""
         self._step = self._seen = self.computed = 0
+        self.latents: torch.Tensor | None = None
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
-        is_due = self._inner.computes(step, latents, denoiser=denoiser)
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
+        is_due = self._inner.computes(step, latents, kind=kind)
         self._step, self._seen = step, 0
         self._known = step if is_due and step < self._first_unknown else None
         return is_due and self._known is None
@@ -77,6 +79,17 @@ class Beside(Stepper):
             output = copied(self._full.path.outputs[self._known], latents.device)
         return self._inner.use(output, latents, given)
 
+    def known(self, call: int, device: torch.device | None) -> Any:
+        calls = self._full.path.calls
+        is_known = self._step < len(calls) and call < len(calls[self._step])
+        # Large recordings are on the host.
+        return copied(calls[self._step][call], device) if is_known else None
+
+    def arrived(self, latents: torch.Tensor | None) -> None:
+        self._inner.arrived(latents)
+        if latents is not None and self._full.ends_with(self._step):
+            self.latents = latents.detach().clone()
+
 
 class Led(Stepper):
     """Fits weights for a schedule, and follows them along the path of the full run.
@@ -93,7 +106,7 @@ class Led(Stepper):
         self._last = torch.zeros(())
         """The last computed output, for its shape."""
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         return self._led.computes
 
     def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
@@ -112,19 +125,24 @@ class Led(Stepper):
 
 
 class Arrived(Stepper):
-    """Computes nothing; its outputs have the right shape, and their values are not used."""
+    """Computes nothing, and ends in the latents of the full run, whatever its outputs."""
 
     def __init__(self, full: FullRun) -> None:
-        self._output = full.path.outputs[0]
+        self._full, self._step = full, 0
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
+        self._step = step
         return False
 
     def use(
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
     ) -> torch.Tensor:
-        found: torch.Tensor = copied(self._output, latents.device)
+        found: torch.Tensor = copied(self._full.path.outputs[0], latents.device)
         return found
+
+    def arrived(self, latents: torch.Tensor | None) -> None:
+        if latents is not None and self._full.ends_with(self._step):
+            latents.copy_(self._full.final)
 
 
 def called_again(
@@ -195,32 +213,30 @@ class SessionShadows:
 
     def arrive(self, call: MeasuredCall) -> Shadow:
         """Decode the full run's latents again, without a call of the denoisers."""
-        return self._made(call, lambda _: Beside(call.full, 0, Arrived(call.full)), final=call.full.final, bar=None)
+        return self._made(call, lambda _: Beside(call.full, 0, Arrived(call.full)), bar=None)
 
     def _made(
         self,
         call: MeasuredCall,
         stepper: Callable[[RunStart], Beside],
         *,
-        final: torch.Tensor | None = None,
         bar: str | None = "",
         references: References | None = None,
     ) -> Shadow:
-        made: list[tuple[Beside, DrivenRegion]] = []
+        made: list[Beside] = []
 
         def choose(start: RunStart) -> Chosen:
-            beside = stepper(start)
-            driven = DrivenRegion(beside, known=call.full.path.calls, final=final)
-            made.append((beside, driven))
-            region = driven if self.references is None else self.references.region(driven)
+            made.append(stepper(start))
+            region: Region = StepRegion(stepper=made[-1])
+            region = region if self.references is None else self.references.region(region)
             return Chosen(strategy=FULL, region=region, kind="shadow", references=references)
 
         result = called_again(self.session, call.replay, self.proceed, choose, None if bar is None else self.words)
-        if len(made) != 1 or (latents := made[0][1].latents) is None:
+        if len(made) != 1 or (latents := made[0].latents) is None:
             raise StateError("a second call with the same arguments ends before its last step")
         try:
             found = pictures_of(result, call.full.pictures, where=type(self.session.pipeline).__name__, strict=False)
             pictures = [each[:: -(-len(each) // FRAMES)] if each.ndim == 4 else each for each in found]
         except ConfigError:
             pictures = None  # latents, say: the final latents are compared then
-        return Shadow(made[0][0].computed, latents, pictures)
+        return Shadow(made[0].computed, latents, pictures)

@@ -10,19 +10,20 @@ from typing import Any
 import msgspec
 
 from omnireuse.arguments.tune import TURN_OFF
-from omnireuse.errors import NotTunableError
+from omnireuse.errors import NotTunableError, OmniReuseError
+from omnireuse.hooks.loops import Loop
+from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
-from omnireuse.hooks.session import Loop, Session
-from omnireuse.loop.strategy import Strategy
+from omnireuse.hooks.session import Session
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import Target
 from omnireuse.references import ReferenceAxis
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.lean import REFERENCES
+from omnireuse.tuning.own_work import OwnWork, state_after
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import Replay, noting_bars
@@ -62,18 +63,23 @@ class HostTuner:
     def pass_by(self, why: object) -> None:
         """Say, once for each reason, that the run which begins is not tuned."""
         elsewhere = Tuning(
-            state="off", wanted=self._registry.pictures, computes_all=self._computes_all, reason=str(why)
+            state=state_after(why),
+            wanted=self._registry.pictures,
+            computes_all=self._computes_all,
+            reason=str(why),
         )
         with self._registry.lock:
             self._latest, self._elsewhere = None, elsewhere
-        self.say(str(elsewhere), logging.WARNING if self._computes_all else logging.INFO)
+        is_news = self._computes_all or elsewhere.state == "failed"
+        self.say(str(elsewhere), logging.WARNING if is_news else logging.INFO)
 
 
 class _Attempt:
     """One call of the pipeline: what its run belongs to, and the recording of it."""
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    def __init__(self) -> None:
         self.runs = 0
+        self.arguments: Mapping[str, Any] = {}
         self.loop: Loop | None = None
         self.entry: Entry | None = None
         self.recording: Recording | None = None
@@ -81,12 +87,16 @@ class _Attempt:
         self.is_full = False
         """Whether every step is computed because the picture is measured, here or by another thread."""
         self.replay: Replay | None = None
-        self.unlike = ""
-        """Why the call cannot be made again; it is not measured then, and that is said."""
-        try:
-            self.replay = Replay(args, kwargs)
-        except Exception as error:
-            self.unlike = str(error)
+        self.failure: OmniReuseError | None = None
+        """Why the call cannot be told from others."""
+        self.unlike: Exception | None = None
+        """Why it cannot be made again; that is said if it is to be measured."""
+
+    def check(self, own_work: OwnWork) -> None:
+        """Refuse a call that cannot be made again."""
+        with own_work():
+            if self.unlike is not None:
+                raise self.unlike
 
     def describe(self, words: str) -> None:
         """Show on the run's progress bars what it is."""
@@ -102,8 +112,7 @@ class Tuner(HostTuner):
     Calls of one pipeline in several threads measure one at a time; the others compute every step meanwhile.
 
     Args:
-        session: at work on the pipeline.
-        strategy: the untuned default, in region "step" with a schedule.
+        session: at work on the pipeline under the untuned default, in region "step" with a schedule.
         target: of the strategy; the untuned default of a quality computes every step.
         registry: of the configurations.
         references: of an editing pipeline, whose lean calls are tried, too.
@@ -113,22 +122,18 @@ class Tuner(HostTuner):
     """
 
     def __init__(
-        self,
-        session: Session,
-        strategy: Strategy,
-        target: Target,
-        registry: PlanRegistry,
-        references: ReferenceAxis | None = None,
+        self, session: Session, target: Target, registry: PlanRegistry, references: ReferenceAxis | None = None
     ) -> None:
         super().__init__(registry, computes_all=target.quality is not None)
-        self._strategy, self._target, self._references, self.calls = strategy, target, references, Calls()
-        self._lock, self._is_closed = registry.lock, False
+        self._target, self._references, self.calls = target, references, Calls()
+        self._own_work, self._lock, self._is_closed = registry.own_work, registry.lock, False
         self.serve(session)
 
     def serve(self, session: Session) -> None:
         """Go on with another session on the same pipeline."""
-        self._session = session
-        session.surround(self.around, self._outside)
+        session.tuner, self._session, self._own_work.emit = self, session, session.emit
+        session.surround(self.around)
+        session.chooser = self._untuned
 
     @property
     def profile(self) -> Profile | None:
@@ -153,78 +158,106 @@ class Tuner(HostTuner):
 
     def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make one call of the pipeline."""
-        if (why := self.calls.untunable(args, kwargs)) is not None:
+        pipeline, attempt = self._session.pipeline, _Attempt()
+        try:
+            with self._own_work():
+                if (why := self.calls.untunable(args, kwargs)) is None:
+                    attempt.arguments = self.calls.arguments(pipeline, args, kwargs)
+        except OmniReuseError as error:
+            why, attempt.failure = None, error
+        if why is not None:
             self.pass_by(why)
             return self._session.call(proceed, args, kwargs)
         self._finish(proceed, [entry for entry in self._registry.whole() if entry.trials is None])
-        pipeline, attempt = self._session.pipeline, _Attempt(args, kwargs)
-        arguments = self.calls.arguments(pipeline, args, kwargs)
-
-        def choose(start: RunStart) -> Chosen:
-            return self._choose(attempt, start, arguments)
-
         try:
-            try:
-                with ExitStack() as stack:
-                    if attempt.replay is not None and self.tuning.state != "ready":
+            with ExitStack() as stack:
+                try:
+                    attempt.replay = Replay(args, kwargs)
+                    if self.tuning.state != "ready":
                         stack.enter_context(attempt.replay.noting(pipeline))
                         attempt.bars = stack.enter_context(noting_bars(pipeline, self))
-                    result = self._session.call(proceed, args, kwargs, choose)
-            except BaseException as error:
-                if attempt.recording is not None and attempt.entry is not None:
-                    attempt.entry.broken_off(error)
-                raise
+                except Exception as error:
+                    attempt.unlike = error
+                try:
+                    result = self._session.call(proceed, args, kwargs, lambda start: self._choose(attempt, start))
+                except BaseException as error:
+                    if attempt.recording is not None and attempt.entry is not None:
+                        attempt.entry.broken_off(error)
+                    raise
             self._made(attempt, proceed)
         finally:
             if attempt.recording is not None and attempt.entry is not None:
                 attempt.entry.is_busy = False
         return result
 
-    def _outside(self, start: RunStart) -> Chosen:
-        """The untuned default for a run that cannot be made again, because no call of the pipeline makes it."""
-        self.pass_by(
-            "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
-            "__call__ of an object with the scheduler and the denoiser"
-        )
+    def _untuned(self, start: RunStart) -> Chosen:
+        """The untuned default for a run that cannot be made again, because no call of the pipeline makes it, and for
+        calls that are not tuned."""
+        if start.call is None:
+            self.pass_by(
+                "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
+                "__call__ of an object with the scheduler and the denoiser"
+            )
         return Chosen(strategy=self._session.strategy)
 
-    def _choose(self, attempt: _Attempt, start: RunStart, arguments: Mapping[str, Any]) -> Chosen:
-        untuned = Chosen(strategy=self._strategy)
-        has_references = self._references is not None and arguments.get("image") is not None
-        tried = {REFERENCES: "tried"} if has_references else {}
+    def _choose(self, attempt: _Attempt, start: RunStart) -> Chosen:
+        """What a run follows: the untuned default if tuning meets an error."""
         attempt.runs += 1
+        untuned = Chosen(strategy=self._session.strategy)
         if attempt.runs > 1:
             if attempt.recording is None:
                 return untuned
-            attempt.recording.fail("a call has several runs", is_permanent=True)
-            return Chosen(strategy=FULL, region=DrivenRegion(attempt.recording), kind="measured")
-        with self._lock:
-            try:
-                entry = self._registry.entry_of(
-                    self._strategy.policy,
-                    start,
-                    lambda: Configuration.of(self._session.pipeline, start, {**arguments, **tried}),
-                    self._target,
-                )
-            except NotTunableError as error:
-                self.pass_by(error)
-                return untuned
-            self._latest = attempt.entry = entry
-            attempt.loop = self._session.loop
-            if entry.tuning.state != "measuring" or entry.is_idle:
+            attempt.recording.fail(NotTunableError("a call has several runs"))
+            return Chosen(strategy=FULL, region=StepRegion(stepper=attempt.recording), kind="measured")
+
+        def configuration() -> Configuration:
+            if attempt.failure is not None:
+                raise attempt.failure
+            has_references = self._references is not None and attempt.arguments.get("image") is not None
+            tried = {REFERENCES: "tried"} if has_references else {}
+            return Configuration.of(self._session.pipeline, start, {**attempt.arguments, **tried})
+
+        try:
+            with self._lock:
+                known = self._registry.known(self._session.strategy.policy, start, configuration, self._target)
+        except OmniReuseError as error:
+            self.pass_by(error)
+            return untuned
+        try:
+            with self._own_work(), self._lock:
+                self._latest = attempt.entry = entry = self._registry.find(*known)
+                attempt.loop = self._session.loop
+                if entry.tuning.state == "measuring" and not entry.is_idle:
+                    return self._measured(attempt, entry, start)
                 lean = None if self._references is None else self._references.tuned(entry.full_every)
-                return Chosen(strategy=entry.strategy or self._strategy, references=lean)
-            if attempt.replay is None:
-                entry.end("failed", f"a call cannot be made again: {attempt.unlike}")
-                return untuned
-            recording = Recording(start.scheduler, start.total or 0, keeps=not entry.is_busy)
-            if not entry.is_busy:
-                entry.start()
-                attempt.recording = recording
-                number = f"{entry.tuning.pictures + 1} of {entry.tuning.wanted}"
-                attempt.describe(f"omnireuse measures picture {number} ({TURN_OFF})")
-            attempt.is_full = True
-            return Chosen(strategy=FULL, region=DrivenRegion(recording), kind="measured")
+                return Chosen(strategy=entry.strategy or untuned.strategy, references=lean)
+        except OmniReuseError as error:
+            if not self._registry.agreement.is_alone:
+                # The other ranks have not met it, and compute other steps: this one cannot go on beside them.
+                raise
+            if attempt.entry is None:
+                self.pass_by(error)
+            else:
+                attempt.entry.failed(error)
+                attempt.entry.is_busy = attempt.entry.is_busy and attempt.recording is None
+            attempt.recording, attempt.is_full = None, False
+            return untuned
+
+    def _measured(self, attempt: _Attempt, entry: Entry, start: RunStart) -> Chosen:
+        """Compute every step, and record the run unless another thread records one."""
+        try:
+            self._registry.agreement.of_each(lambda: attempt.check(self._own_work))
+        except OmniReuseError as error:
+            entry.end("failed", f"a call cannot be made again: {error}")
+            return Chosen(strategy=self._session.strategy)
+        recording = Recording(start.scheduler, start.total or 0, keeps=not entry.is_busy)
+        if not entry.is_busy:
+            attempt.recording = recording
+            entry.start()
+            number = f"{entry.tuning.pictures + 1} of {entry.tuning.wanted}"
+            attempt.describe(f"omnireuse measures picture {number} ({TURN_OFF})")
+        attempt.is_full = True
+        return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
 
     def _made(self, attempt: _Attempt, proceed: Callable[..., Any]) -> None:
         """Learn from a finished picture if it was measured, and make the trial runs that are due."""

@@ -10,7 +10,7 @@ import torch
 from omnireuse.errors import UnknownNameError
 from omnireuse.models import BLOCK_STACKS
 from omnireuse.testing import check_adapter
-from tests.models.diffusion.denoisers.registry import DENOISERS
+from tests.models.diffusion.denoisers import DENOISERS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning:diffusers"),

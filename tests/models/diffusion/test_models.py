@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,17 +17,16 @@ from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.models import BLOCK_STACKS, UNSUPPORTED
 from omnireuse.named.published import published_rows
 from tests.helpers.sweep import sweep
-from tests.models.diffusion.denoisers.base import Denoiser, tensor
-from tests.models.diffusion.denoisers.hunyuan import hunyuan_video
-from tests.models.diffusion.denoisers.image import aura_flow
-from tests.models.diffusion.denoisers.image_later import qwen_image_21
-from tests.models.diffusion.denoisers.registry import DENOISERS
-from tests.models.diffusion.denoisers.video import wan_animate, wan_vace
+from tests.helpers.tiny import tensor
+from tests.models.diffusion.denoisers import DENOISERS, Denoiser, denoiser
 
 VARIANTS = {
-    "AuraFlowTransformer2DModel without single blocks": lambda: aura_flow(single=0),
-    "HunyuanVideoTransformer3DModel by token replacement": lambda: hunyuan_video("token_replace"),
-    "QwenImage21Transformer2DModel with one time for all": lambda: qwen_image_21(causal=False),
+    f"{name} {words}": partial(denoiser, name, **sizes)
+    for name, words, sizes in (
+        ("AuraFlowTransformer2DModel", "without single blocks", {"num_single_dit_layers": 0}),
+        ("HunyuanVideoTransformer3DModel", "by token replacement", {"image_condition_type": "token_replace"}),
+        ("QwenImage21Transformer2DModel", "with one time for all", {"causal_condition": False}),
+    )
 }
 # One of each: streams joined or apart, one list of blocks or two, skips between blocks, time for each token, conditions
 # added between blocks, several outputs.
@@ -96,16 +96,6 @@ def test_computing_everything_is_bit_equal(pipeline: Pipeline, watching: str) ->
     assert handle.summary().computed_calls == 2 * STEPS
     drifts = [event.drift for event in handle.events if event.step]
     assert all(drift is not None and 0 < drift < float("inf") for drift in drifts) == (watching == "modulated_input")
-
-
-def test_reusing_on_the_same_input_gives_the_same_output(pipeline: Pipeline) -> None:
-    plain = pipeline.run((0, 1, 1, 3))
-    schedule = Steps(steps=(0, 1, 3))
-    with omnireuse.enable(pipeline, policy=schedule, region="blocks") as handle:
-        reusing = pipeline.run((0, 1, 1, 3))
-    assert handle.summary().reused_calls == 2
-    for ours, theirs in zip(pytree.tree_leaves(reusing), pytree.tree_leaves(plain), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
 def test_a_reused_call_is_entry_plus_residual_through_the_output_layers(pipeline: Pipeline) -> None:
@@ -181,14 +171,17 @@ def test_what_a_model_writes_in_place_between_blocks_does_not_spoil_the_entry() 
     torch.testing.assert_close(reusing[REUSED][0][0], plain[REUSED][0][0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_control_hint_after_the_last_block_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"control hint is added after its last block.*use region 'call'"):
-        omnireuse.enable(Pipeline(wan_vace(layers=(0, 2))), policy="fixed", region="blocks")
-
-
-def test_a_face_after_the_last_block_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"face is added after its last block.*use region 'call'"):
-        omnireuse.enable(Pipeline(wan_animate(every=2, layers=3)), policy="fixed", region="blocks")
+@pytest.mark.parametrize(
+    ("name", "sizes", "added"),
+    [
+        ("WanVACETransformer3DModel", {"vace_layers": [0, 2]}, "control hint"),
+        ("WanAnimateTransformer3DModel", {"num_layers": 3}, "face"),
+    ],
+)
+def test_what_is_added_after_the_last_block_is_refused(name: str, sizes: dict[str, Any], added: str) -> None:
+    pipeline = Pipeline(denoiser(name, **sizes))
+    with pytest.raises(UnsupportedModelError, match=rf"{added} is added after its last block.*use region 'call'"):
+        omnireuse.enable(pipeline, policy="fixed", region="blocks")
 
 
 @pytest.mark.parametrize(("skipped", "which"), [(0, "first"), (2, "last")])

@@ -28,8 +28,8 @@ from diffusers import (
 )
 from diffusers.modular_pipelines import ComponentSpec, InputParam, OutputParam
 
-from tests.models.diffusion.denoisers import image_flux
-from tests.models.diffusion.denoisers.base import tensor
+from tests.helpers.tiny import tensor
+from tests.models.diffusion.denoisers import denoiser
 from tests.models.diffusion.pipelines.modular import PIPELINES, Modular, minimax_h3, qwen_image, sd3, wan
 
 QUICK = {
@@ -87,14 +87,14 @@ def test_every_modular_pipeline_is_built() -> None:
 
 @pytest.mark.parametrize("name", sweep(sorted(set(PIPELINES) - SOUND), quick=QUICK))
 def test_steps(name: str) -> None:
-    summary = check(PIPELINES[name](), "step")
+    summary = check(PIPELINES[name](name), "step")
     assert summary.computed_steps == 3
     assert summary.reused_calls > 0
 
 
 @pytest.mark.parametrize("name", sweep(sorted(PIPELINES), quick=QUICK))
 def test_calls_have_the_names_that_the_guider_gives(name: str) -> None:
-    made = PIPELINES[name]()
+    made = PIPELINES[name](name)
     check(made, "call")
     with omnireuse.enable(made.pipe, policy="never", region="call") as handle:
         made.run()
@@ -109,7 +109,7 @@ def test_calls_have_the_names_that_the_guider_gives(name: str) -> None:
 
 @pytest.mark.parametrize("name", sweep(sorted(PIPELINES), quick=QUICK - {"StableDiffusionXLModularPipeline"}))
 def test_blocks(name: str) -> None:
-    made = PIPELINES[name]()
+    made = PIPELINES[name](name)
     if any(model_name(denoiser) not in BLOCK_STACKS for denoiser in denoisers_of(made.pipe)):
         pytest.skip("its blocks are not declared")
     assert check(made, "blocks").reused_calls > 0
@@ -117,7 +117,7 @@ def test_blocks(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(SOUND - {"EchoModularPipeline"}))
 def test_sound_beside_frames_is_forecast_call_by_call(name: str) -> None:
-    made = PIPELINES[name]()
+    made = PIPELINES[name](name)
     full = made.run()
     with omnireuse.enable(made.pipe, computed_steps=3) as handle:
         assert not torch.equal(made.run(), full)
@@ -126,7 +126,7 @@ def test_sound_beside_frames_is_forecast_call_by_call(name: str) -> None:
 
 
 def test_without_a_scheduler_the_number_of_steps_must_be_told() -> None:
-    made = PIPELINES["EchoModularPipeline"]()
+    made = PIPELINES["EchoModularPipeline"]("EchoModularPipeline")
     with omnireuse.enable(made.pipe, computed_steps=3) as handle:
         assert handle.strategy.region == "call"
         with pytest.raises(StateError, match=r"number of steps, which is not known; call handle.expect"):
@@ -134,14 +134,14 @@ def test_without_a_scheduler_the_number_of_steps_must_be_told() -> None:
 
 
 def test_another_transformer_for_references() -> None:
-    summary = check(minimax_h3("ref2va"), "call")
+    summary = check(minimax_h3(workflow="ref2va"), "call")
     assert (summary.steps, summary.computed_steps, summary.reused_calls) == (10, 3, 4)
 
 
 @pytest.mark.parametrize("name", ["Cosmos3DistilledModularPipeline", "Cosmos3OmniModularPipeline"])
 def test_latents_are_found_among_other_tensors(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """x0 needs them, and so does a signal: positions come before them, and never change."""
-    made = PIPELINES[name]()
+    made = PIPELINES[name](name)
     with omnireuse.enable(made.pipe, policy=Spread(num_computed=3, by_noise=False, power=1.0), region="call"):
         made.run()
     assert "raw output" not in caplog.text
@@ -270,7 +270,7 @@ class _OwnLoop(ModularPipelineBlocks):
     @torch.no_grad()
     def __call__(self, components: Any, state: Any) -> Any:
         block = self.get_block_state(state)
-        given = image_flux.flux().inputs(0, 6)
+        given = denoiser("FluxTransformer2DModel").inputs(0, 6)
         scheduler, model = components.scheduler, components.transformer
         scheduler.set_timesteps(block.num_inference_steps)
         for i, t in enumerate(scheduler.timesteps):
@@ -291,7 +291,9 @@ class _OwnStep(_OwnLoop):
 
 def _own(kind: Any) -> Any:
     pipe = kind().init_pipeline()
-    pipe.update_components(transformer=image_flux.flux().model, scheduler=FlowMatchEulerDiscreteScheduler())
+    pipe.update_components(
+        transformer=denoiser("FluxTransformer2DModel").model, scheduler=FlowMatchEulerDiscreteScheduler()
+    )
     return pipe
 
 

@@ -18,10 +18,10 @@ from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.noise.schedulers import noise_levels
 from tests.helpers.sweep import sweep
 from tests.helpers.tiny import Tiny
-from tests.models.diffusion.denoisers.registry import DENOISERS
-from tests.models.diffusion.pipelines import conditioned, image, image_later, unet, video
+from tests.models.diffusion.denoisers import DENOISERS
+from tests.models.diffusion.pipelines import image, unet, video
 
-PIPELINES = {**unet.PIPELINES, **image.PIPELINES, **image_later.PIPELINES, **video.PIPELINES, **conditioned.PIPELINES}
+PIPELINES = {**unet.PIPELINES, **image.PIPELINES, **video.PIPELINES}
 UNETS = {*unet.PIPELINES, "animate_diff", "kandinsky_decoder", "latent_consistency", "sd_ip_adapter"}
 TRANSFORMERS = set(PIPELINES) - UNETS - {"stable_cascade_prior"}
 

@@ -13,7 +13,7 @@ from omnireuse.errors import ConfigError
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models import BLOCK_STACKS
 from tests.helpers.sweep import sweep
-from tests.models.diffusion.denoisers.registry import DENOISERS
+from tests.models.diffusion.denoisers import DENOISERS
 
 from .test_models import QUICK, STEPS, Pipeline, equal
 

@@ -10,12 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from diffusers import (
-    ControlNetModel,
-    FluxControlNetModel,
-    FluxControlNetPipeline,
-    StableDiffusionControlNetPipeline,
-)
 from peft import LoraConfig, get_peft_model
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -24,53 +18,11 @@ import omnireuse
 from omnireuse import EveryNth, Steps
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.forecasters import FORECASTERS
-from tests.helpers.tiny import FLUX_CALL, TINY, Tiny
+from tests.helpers.tiny import FLUX_CALL, TINY, Tiny, flux_control, stable_diffusion_control
 
 from .test_hooks import FORCED, REGIONS, traces
 
-
-def varied(module: torch.nn.Module) -> Any:
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.15)
-    return module.eval()
-
-
 # -- ControlNet ---------------------------------------------------------------------------------------------------
-
-
-def flux_control() -> Tiny:
-    tiny = TINY["flux"]()
-    control = FluxControlNetModel(
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        pooled_projection_dim=32,
-        axes_dims_rope=(4, 4, 8),
-    )
-    parts = {name: getattr(tiny.pipe, name) for name in ("scheduler", "vae", "transformer")}
-    absent = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
-    pipe = FluxControlNetPipeline(**parts, **absent, controlnet=varied(control))
-    pipe.set_progress_bar_config(disable=True)
-    image = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    return Tiny(pipe, lambda **given: tiny.inputs(**given) | {"control_image": image})
-
-
-def stable_diffusion_control() -> Tiny:
-    tiny = TINY["stable_diffusion"]()
-    control = ControlNetModel.from_unet(tiny.pipe.unet, conditioning_embedding_out_channels=(4,))
-    parts = {name: getattr(tiny.pipe, name) for name in ("scheduler", "vae", "unet")}
-    absent = dict.fromkeys(("text_encoder", "tokenizer", "safety_checker", "feature_extractor"))
-    pipe = StableDiffusionControlNetPipeline(
-        **parts, **absent, controlnet=varied(control), requires_safety_checker=False
-    )
-    pipe.set_progress_bar_config(disable=True)
-    image = torch.rand(1, 3, 8, 8, generator=torch.Generator().manual_seed(1))
-    return Tiny(pipe, lambda **given: tiny.inputs(**given) | {"image": image})
 
 
 CONTROLLED = [(flux_control, region) for region in REGIONS]

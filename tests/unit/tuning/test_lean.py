@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import omnireuse
+from omnireuse.hooks.session import session_of
 from omnireuse.references import References
 from omnireuse.summary.summary import ReferenceCalls
 from tests.helpers.editing import EDITING
@@ -19,7 +20,9 @@ def tuned(tiny: Tiny, steps: int, references: Any = None, **call: Any) -> omnire
     """A handle that has measured three pictures, which are those of the pipeline."""
     expected = [tiny.run(steps=steps, seed=seed, **call) for seed in range(3)]
     handle = omnireuse.enable(tiny.pipe, references=references)
-    handle.measure_all()
+    session = session_of(tiny.pipe)
+    assert session is not None
+    session.tuner.measure_all()
     for seed in range(3):
         assert torch.equal(tiny.run(steps=steps, seed=seed, **call), expected[seed])
     assert handle.tuning.state == "ready"

@@ -18,7 +18,7 @@ from omnireuse.engines.comfyui.solver import Response, measured_response
 from omnireuse.engines.comfyui.wrappers import PARTS, PREDICT, SAMPLER, Wrappers, with_wrappers
 from omnireuse.engines.loops import Loop, LoopTuner, MeasuredLoop
 from omnireuse.engines.settings import RequestPlan
-from omnireuse.errors import NotTunableError, UnsupportedModelError
+from omnireuse.errors import NotTunableError, OmniReuseError, UnsupportedModelError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.generation import Emit, Generation
 from omnireuse.loop.stepper import Stepper, stepped
@@ -173,7 +173,7 @@ class Measurement(SamplerSteps):
 
     def predict(self, executor: Any, x: torch.Tensor, timestep: torch.Tensor, options: Any, seed: Any) -> torch.Tensor:
         if self._step == len(self._sigmas):
-            self.measured.fail(f"the sampler calls the model more than {self._step} times", is_permanent=True)
+            self.measured.fail(NotTunableError(f"the sampler calls the model more than {self._step} times"))
             x0: torch.Tensor = executor(x, timestep, options, seed)
             return x0
         self.generation.pass_by(replace(self.generation.decide(), reason="measuring"))
@@ -197,7 +197,7 @@ class Measurement(SamplerSteps):
             (reached,) = twin.step(output, reached)
         missed = (reached - final.to(reached.device)).norm() / final.norm()
         if not missed <= _MISS:
-            recording.fail("other nodes change the sampler's latents on the way", is_permanent=True)
+            recording.fail(NotTunableError("other nodes change the sampler's latents on the way"))
 
 
 def _listed(value: Any) -> list[Any]:
@@ -266,11 +266,12 @@ class SamplerTuner(LoopTuner):
             return True
         call = loop.call
         try:
-            loop.response = measured_response(call.sampler, call.sigmas.tolist(), host.class_obj.model_patcher)
+            with self._registry.own_work():
+                loop.response = measured_response(call.sampler, call.sigmas.tolist(), host.class_obj.model_patcher)
         except UnsupportedModelError as error:
             why = f"no weights can be fitted for the sampler {sampler_name(call.sampler)}: {error}"
             entry.end("off", why)
-        except Exception as error:  # the picture must not fail because measuring it does
+        except OmniReuseError as error:  # the picture must not fail because measuring it does
             entry.failed(error)
         return loop.response is not None
 

@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
-from tests.helpers.tiny import Tiny
-from tests.models.diffusion.denoisers.base import tensor
+from tests.helpers.tiny import Tiny, tensor
+from tests.models.diffusion.denoisers import denoiser
 
-__all__ = ["MASKS", "TEXT", "around", "bare", "made", "texts"]
+__all__ = ["MASKS", "SIZE", "TEXT", "around", "bare", "made", "masks", "texts"]
 
-MASKS = {f"{kind}prompt_attention_mask": torch.ones(1, 6) for kind in ("", "negative_")}
-
-# Of a text encoder that is as good as none.
+SIZE = {"height": 64, "width": 64}
+"""Without an autoencoder pipelines take latents to be an eighth of the image."""
 TEXT = {
     "vocab_size": 8,
     "hidden_size": 16,
@@ -27,6 +26,7 @@ TEXT = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
+"""Of a text encoder that is as good as none."""
 
 
 def made(pipe: Any, **inputs: Any) -> Tiny:
@@ -43,17 +43,32 @@ def bare(kind: Any, model: Any, scheduler: Any = None, **parts: Any) -> Any:
     return kind(**absent | parts)
 
 
-def around(kind: Any, model: Callable[[], Any], scheduler: Callable[[], Any] | None = None, **inputs: Any) -> Any:
-    """A factory of a bare pipeline with fixed inputs."""
-    return lambda: made(bare(kind, model().model, scheduler and scheduler()), **inputs)
+def around(
+    kind: Any,
+    name: str,
+    scheduler: Callable[[], Any] | None = None,
+    *,
+    sizes: dict[str, Any] | None = None,
+    parts: Callable[[], dict[str, Any]] = dict,
+    **inputs: Any,
+) -> Callable[[], Tiny]:
+    """A factory of a bare pipeline of the tiny denoiser of this class, with further parts and fixed inputs."""
+    return lambda: made(bare(kind, denoiser(name, **sizes or {}).model, scheduler and scheduler(), **parts()), **inputs)
 
 
-def texts(width: int = 16, tokens: int = 6, **pooled: int) -> dict[str, Any]:
-    """Embeddings of a prompt and of a negative one; `pooled` names further vectors and their widths."""
-    given = {
-        "prompt_embeds": tensor(1, tokens, width, seed=1),
-        "negative_prompt_embeds": tensor(1, tokens, width, seed=3),
+def texts(width: Any = 16, tokens: int = 6, name: str = "prompt_embeds", **more: Any) -> dict[str, Any]:
+    """Embeddings of a prompt and of a negative one; `more` names further ones and their shapes."""
+    shapes = {name: (tokens, *((width,) if isinstance(width, int) else width)), **more}
+    return {
+        f"{kind}{each}": tensor(1, *((shape,) if isinstance(shape, int) else shape), seed=1 + 2 * place + 10 * negative)
+        for place, (each, shape) in enumerate(shapes.items())
+        for negative, kind in enumerate(("", "negative_"))
     }
-    for seed, (name, size) in enumerate(pooled.items(), start=5):
-        given |= {name: tensor(1, size, seed=seed), f"negative_{name}": tensor(1, size, seed=seed + 10)}
-    return given
+
+
+def masks(*names: str, tokens: int = 6, dtype: torch.dtype | None = None) -> dict[str, Any]:
+    """Masks of both prompts that leave nothing out."""
+    return {f"{kind}{name}": torch.ones(1, tokens, dtype=dtype) for kind in ("", "negative_") for name in names}
+
+
+MASKS = masks("prompt_attention_mask")

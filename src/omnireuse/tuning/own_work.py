@@ -1,0 +1,58 @@
+"""Work of tuning's own, such as preparing, recording, planning and storing: no picture fails because it does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+
+from omnireuse.base.validation import in_words
+from omnireuse.errors import NotTunableError, OmniReuseError, StateError
+from omnireuse.loop.events import FellBack, Hook
+
+__all__ = ["OwnWork", "state_after"]
+
+logger = logging.getLogger("omnireuse")
+
+
+class OwnWork:
+    """Makes omnireuse's own errors of all that tuning meets, and says and counts those that nobody expects.
+
+    Attributes:
+        emit: takes them as fallbacks to the untuned default, from hosts that count those.
+    """
+
+    def __init__(self) -> None:
+        self.emit: Hook | None = None
+        self._said: set[str] = set()
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Do some of the work. The traceback of an unexpected error is logged once for each text.
+
+        Raises:
+            OmniReuseError: as it was raised within; a StateError if there was not enough memory, which other pictures
+                may have; and a NotTunableError for an error that nobody expects, since the next picture would meet it.
+        """
+        try:
+            yield
+        except OmniReuseError:
+            raise
+        except (MemoryError, torch.cuda.OutOfMemoryError) as error:
+            raise StateError(in_words(error)) from error
+        except Exception as error:
+            text = in_words(error)
+            if text not in self._said:
+                self._said.add(text)
+                logger.error("tuning has met an error of its own, and pictures go on without it", exc_info=error)
+            if self.emit is not None:
+                self.emit(FellBack("the untuned default"))
+            raise NotTunableError(text) from error
+
+
+def state_after(why: object) -> Literal["off", "failed"]:
+    """The state of tuning for a run that is not tuned: "failed" after an error that nobody expects."""
+    return "failed" if isinstance(why, Exception) and why.__cause__ is not None else "off"
