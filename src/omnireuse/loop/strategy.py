@@ -210,11 +210,13 @@ class Strategy:
 
         | the run, by the first row that fits                  | remembers       | corrects |
         |------------------------------------------------------|-----------------|----------|
-        | follows a path of flow matching                      | velocity        | yes *    |
+        | follows a path of flow matching *                    | velocity        | yes **   |
         | bounds x0, or calls the model twice at a noise level | output          | no       |
-        | any other, and each whose target was asked for       | `chosen_target` | x0 *     |
+        | any other, and each whose target was asked for       | `chosen_target` | x0 * **  |
 
-        * In region "step", if the solver's steps are known and distances are measured in noise (`places`).
+        * In region "step", if distances are measured in noise (`places`). The first row takes a forecaster that may
+          correct, too.
+        ** If the solver's steps are known.
         """
         is_asked = self.prediction_target is not None or self.forecaster.prediction_target is not None
         is_along = self.region == "step" and places is not None

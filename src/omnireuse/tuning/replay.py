@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
+import io
 import logging
+import pickle
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -16,9 +20,8 @@ from torch.utils import _pytree as pytree
 from omnireuse.errors import StateError
 from omnireuse.hooks.interception import intercept
 from omnireuse.pipelines.bars import showing_bars, with_bar
-from omnireuse.tuning.snapshot import Snapshot, is_mutable
 
-__all__ = ["Replay", "noting_bars", "unchanged_random_states"]
+__all__ = ["Replay", "Snapshot", "noting_bars", "unchanged_random_states"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -27,6 +30,8 @@ BAR = "progress_bar"
 
 _RESULTS = ("encode_prompt",)
 """Methods whose results are kept: no shadow encodes a prompt again."""
+_SHARED = (torch.Generator, torch.nn.Module, FunctionType, MethodType)
+"""What is no part of an argument: it is the same in all copies. The states of generators are set for each call."""
 
 
 class Replay:
@@ -151,7 +156,8 @@ def _handling(pipeline: Any, owner: object, handler: Callable[[str], Callable[..
 
 
 def _kept(leaf: Any) -> Any:
-    return Snapshot(leaf) if is_mutable(leaf) else _copied(leaf)
+    # A call may change an object with fields of its own, such as an engine's request.
+    return Snapshot(leaf) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type) else _copied(leaf)
 
 
 def _copied(leaf: Any) -> Any:
@@ -175,3 +181,62 @@ def _set_states(states: tuple[Any, ...], generators: list[tuple[torch.Generator,
     np.random.set_state(numbers)
     for generator, state in generators:
         generator.set_state(state)
+
+
+class Snapshot:
+    """A copy of a mutable argument as it is now.
+
+    Args:
+        value: the argument.
+
+    Attributes:
+        generators: random generators within it.
+
+    Raises:
+        StateError: it holds something that cannot be copied.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._kept: list[Any] = []
+        file = io.BytesIO()
+        try:
+            _Pickler(file, self._kept).dump(value)
+        except Exception as error:
+            raise StateError(f"an argument of {type(value).__name__} cannot be copied ({error!s:.200})") from error
+        self._text = file.getvalue()
+        self.generators = [each for each in self._kept if isinstance(each, torch.Generator)]
+
+    def restored(self) -> Any:
+        """A new copy, whose tensors are its own."""
+        return _Unpickler(io.BytesIO(self._text), self._kept).load()
+
+
+class _Pickler(pickle.Pickler):
+    """Keeps tensors as copies, and what is shared as it is."""
+
+    def __init__(self, file: io.BytesIO, kept: list[Any]) -> None:
+        super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
+        self._kept, self._places = kept, dict[int, tuple[int, Any]]()
+
+    def persistent_id(self, obj: Any) -> int | None:
+        if not isinstance(obj, (torch.Tensor, *_SHARED)):
+            return None
+        if id(obj) not in self._places:
+            # The object itself is held, so that no other gets its identity meanwhile.
+            self._places[id(obj)] = len(self._kept), obj
+            self._kept.append(obj.clone() if isinstance(obj, torch.Tensor) else obj)
+        return self._places[id(obj)][0]
+
+
+class _Unpickler(pickle.Unpickler):
+    """Gives each copy tensors of its own."""
+
+    def __init__(self, file: io.BytesIO, kept: list[Any]) -> None:
+        super().__init__(file)
+        self._kept, self._copies = kept, dict[int, Any]()
+
+    def persistent_load(self, pid: int) -> Any:
+        kept = self._kept[pid]
+        if not isinstance(kept, torch.Tensor):
+            return kept
+        return self._copies.setdefault(pid, kept.clone())

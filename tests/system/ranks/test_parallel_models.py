@@ -75,3 +75,17 @@ def test_ranks_tune_together_and_follow_one_plan(tmp_path: Path, monkeypatch: py
     assert one["latents"][2] == one["latents"][3], "the plan is kept, and serves the next from its first picture on"
     assert 0 < len(set(one["computed"][1])) < 20
     assert Path(one["paths"][0]).is_file()
+
+
+def test_an_error_of_tuning_on_one_rank_leaves_all_ranks_untuned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+    monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "cache"))
+    done = launch(2, "errs", str(tmp_path))
+    assert done.returncode == 0, done.stderr[:6000]
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert one["latents"] == other["latents"]
+    untuned, again, full, after = one["latents"]
+    assert untuned == again == after != full
+    assert all("LookupError: nobody expects it" in state for state in (*one["states"], *other["states"]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -188,10 +190,37 @@ def tunes(folder: Path) -> None:
     leave()
 
 
+def errs(folder: Path) -> None:
+    """Meet an error of tuning's own work on the second rank alone: before a picture, and then after one."""
+    torch.set_num_threads(1)
+    torch.accelerator.device_count = lambda: 1
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    tiny = model("flux")
+    PARALLEL["ulysses"](tiny.pipe.transformer, dist.get_world_size())
+
+    def fail(*_: object, **__: object) -> None:
+        raise LookupError("nobody expects it")
+
+    seen: dict[str, Any] = {"states": [], "latents": []}
+    for place in ("omnireuse.tuning.tuner.Configuration.of", "omnireuse.tuning.entry.FullRun.of"):
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            if rank:
+                stack.enter_context(mock.patch(place, fail))
+            handle = stack.enter_context(omnireuse.enable(tiny.pipe))
+            for _ in range(2):
+                seen["latents"].append(tiny.run(steps=20).double().sum().item())
+            seen["states"].append(str(handle.tuning))
+    (folder / f"{rank}.json").write_text(json.dumps(seen))
+    leave()
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "late":
         too_late(Path(sys.argv[2]))
     elif sys.argv[1] == "tunes":
         tunes(Path(sys.argv[2]))
+    elif sys.argv[1] == "errs":
+        errs(Path(sys.argv[2]))
     else:
         main(*sys.argv[1:4], Path(sys.argv[4]))

@@ -25,6 +25,8 @@ from omnireuse import (
 )
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.hooks.session import session_of
+from omnireuse.loop.events import RequestBegan
+from omnireuse.references import ReferenceAxis, References
 from omnireuse.summary.summary import Promise
 from tests.helpers.tiny import Tiny
 
@@ -253,6 +255,13 @@ def test_a_cache_of_diffusers_is_said_once_and_ends_promises(
     summary = handle.summary()
     assert not summary.promise_holds
     assert "not promised: a cache of diffusers" in str(summary)
+
+
+def test_a_profile_promises_nothing_with_lean_calls(flux: Tiny) -> None:
+    strategy, axis = omnireuse.Strategy(policy=omnireuse.EveryNth(every=2)), ReferenceAxis(References())
+    with omnireuse.Handle(flux.pipe, strategy, name="planned", promise=PROMISE, references=axis) as handle:
+        session_of(flux.pipe).emit(RequestBegan())
+        assert "not promised: lean calls keep keys of references" in str(handle.summary().promise)
 
 
 def test_a_pipeline_that_shares_a_denoiser_is_told_that_it_reuses_nothing(

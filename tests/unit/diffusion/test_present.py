@@ -14,7 +14,8 @@ from msgspec import structs
 
 import omnireuse
 from omnireuse import Profile, Spread, Steps, Summary
-from omnireuse.loop.events import Decision, RunEnded
+from omnireuse.loop.events import Decision, RequestBegan, RunEnded, Unlike
+from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.summary.counters import Counts
 from omnireuse.summary.summary import Promise
 from tests import TOP
@@ -49,7 +50,9 @@ def text_of(html: str) -> str:
     return parser.text
 
 
-def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | None = None) -> Summary:
+def summary_of(
+    *reused: bool, runs: int = 1, branches: int = 1, errors: tuple[float, ...] = (), heading: float | None = None
+) -> Summary:
     counts = Counts()
     for run in range(1, runs + 1):
         for step, each in enumerate(reused):
@@ -64,7 +67,8 @@ def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | N
                         reason="policy" if step else "first",
                         sigma=None,
                         drift=None,
-                        error=None if each else error,
+                        error=errors[step] if errors and not each else None,
+                        heading=None if each else heading,
                         host_seconds=0.001,
                     )
                 )
@@ -73,7 +77,7 @@ def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | N
 
 
 def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
-    text = str(summary_of(False, True, False, True, error=1.2))
+    text = str(summary_of(False, True, False, True, errors=(0.1, 0, 0.8), heading=0.3))
     assert text.splitlines() == [
         "my strategy: 2 of 4 steps computed (2.00x fewer) in 1 run",
         "  latest run: █░█░ (█ computed, ░ forecast)",
@@ -83,8 +87,9 @@ def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
         "  this budget is beyond what forecasts can do here: expect little more than 2 plain steps give, or the last "
         "output held",
     ]
-    assert "beyond" not in str(summary_of(False, True, False, True, error=0.5))
-    assert "beyond" not in str(summary_of(False, False, error=1.2))
+    for errors, heading in [((0.1, 0, 0.6), 0.3), ((0.1, 0, 0.8), 0.5), ((0.1, 0, 0.8), None)]:
+        assert not summary_of(False, True, False, errors=errors, heading=heading).is_beyond
+    assert "beyond" not in str(summary_of(False, False, errors=(1.2, 1.2), heading=0.3))
     assert "none reused" in str(summary_of(False, False))
 
 
@@ -130,6 +135,34 @@ def test_what_is_promised_is_in_both_forms(promise: Promise | None, said: str) -
     for shown in (str(summary).lower(), text_of(summary._repr_html_()).lower()):
         assert said in shown
         assert shown.count("promised") == (promise is not None)
+
+
+@pytest.mark.parametrize(
+    ("total", "noises", "said"),
+    [
+        (2, (1.0, 0.5), None),
+        (2, (1.0, 0.5005), None),
+        (None, (), None),
+        (2, (None, None), None),
+        (3, (1.0, 0.5, 0.2), "a run has 3 steps, the profile was measured on runs of 2 steps"),
+        (2, (1.0, 0.6), "a run has other noise levels, the profile was measured on runs of 2 steps"),
+    ],
+)
+def test_a_promise_is_for_runs_like_the_profiles(
+    total: int | None, noises: tuple[float | None, ...], said: str | None
+) -> None:
+    levels = [NoiseLevel(sigma=noise, coordinate=noise or 0.0, sample_weight=noise) for noise in noises]
+    assert Promise(tenth=43.1, expected=50.4, prompts=8, coordinates=(1.0, 0.5)).unlike(total, levels) == said
+
+
+def test_what_was_unlike_ends_a_promise_until_the_next_request() -> None:
+    promise, counts = Promise(tenth=43.1, expected=50.4, prompts=8, coordinates=(1.0, 0.5)), Counts()
+    assert counts.summary("", promise).promise_holds
+    counts.take(Unlike("it rains"))
+    counts.take(Unlike("it snows"))
+    assert "not promised: it rains" in str(counts.summary("", promise).promise)
+    counts.take(RequestBegan())
+    assert counts.summary("", promise).promise_holds
 
 
 def test_runs_that_were_broken_off_are_kept_out_of_the_means(flux: Tiny) -> None:

@@ -193,7 +193,7 @@ def test_events_say_what_happened(flux: Tiny) -> None:
     assert [event.step for event in seen] == list(range(6))
     assert [event.reused for event in seen] == [False, True, False, True, False, False]
     assert all(event.total == 6 and event.branch == "step" and event.run == 1 for event in seen)
-    assert all(event.host_seconds >= 0 for event in seen)
+    assert all(isinstance(event, omnireuse.Decision) and event.host_seconds >= 0 for event in seen)
     assert seen[0].sigma == pytest.approx(1.0)
     assert seen[0].error is None
     assert seen[2].error is not None

@@ -17,7 +17,7 @@ from omnireuse.engines.settings import RequestSettings, ServerSettings
 from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.pipelines.call_arguments import Calls
-from omnireuse.tuning.snapshot import Snapshot
+from omnireuse.tuning.replay import Snapshot
 
 STEPS = 24
 

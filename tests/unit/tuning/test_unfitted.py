@@ -14,6 +14,7 @@ from omnireuse import Profile
 from omnireuse.tuning.budget import JUDGED
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import stable_diffusion as tiny_sd
+from tests.unit.diffusion.test_coexistence import stable_diffusion_control
 
 STEPS = 16
 SCHEDULERS = [
@@ -71,3 +72,20 @@ def test_a_tolerance_is_tuned_for_them() -> None:
         for seed in range(JUDGED):
             tiny.run(steps=STEPS, seed=seed)
         assert handle.tuning.state == "ready", handle.tuning
+
+
+def test_a_plan_of_runs_whose_controlnet_ends_serves_as_it_was_tried(caplog: pytest.LogCaptureFixture) -> None:
+    tiny, call = stable_diffusion_control(), {"controlnet_conditioning_scale": 1.0, "control_guidance_end": 0.5}
+    full = tiny.run(steps=20, **call)
+    with omnireuse.enable(tiny.pipe, speedup=1.5) as handle:
+        for seed in range(3):
+            tiny.run(steps=20, seed=seed, **call)
+        assert handle.tuning.state == "ready"
+        served = tiny.run(steps=20, **call)
+        profile = handle.tuned_profile
+    assert profile is not None
+    (plan,) = profile.plans.values()
+    assert plan.evidence is not None
+    error = (served - full).abs().mean() / full.abs().mean()
+    assert plan.evidence.errors[0] == pytest.approx(error.item(), rel=1e-4)
+    assert "the weights were fitted" not in caplog.text
