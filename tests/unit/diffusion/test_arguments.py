@@ -63,7 +63,7 @@ MISTAKES = [
     mistyped("write policy=Never()", Never()),
     mistyped("write forecaster=Blend(order=1, corrects=None, holds_misses=None, exponent=None)", Blend()),
     mistyped("its options as keywords", {"rel_l1_thresh": 0.2}),
-    mistyped("got the class; write policy=EveryNth()", policy=EveryNth),
+    mistyped("got the class EveryNth; write policy=EveryNth()", policy=EveryNth),
     mistyped("policy must be a policy", policy=7),
     mistyped("forecaster must be a forecaster", policy="fixed", forecaster=Never()),
     bad("write enable(pipeline, 'tea_cache', rel_l1_thresh=0.2)", rel_l1_thresh=0.2),
