@@ -339,6 +339,7 @@ SECOND = {"Fn_compute_blocks": 2, "enable_taylorseer": True, "taylorseer_order":
 def test_a_name_is_its_strategy(name: str, options: dict[str, Any], fields: dict[str, Any]) -> None:
     tiny = TINY["wan"]()
     with omnireuse.enable(tiny.pipe, name, **options) as handle:
+        assert str(handle.summary()).startswith(name)
         made = tiny.run(steps=9)
         assert handle.strategy is not None
         assert {each: getattr(handle.strategy, each) for each in fields} == fields
