@@ -83,6 +83,10 @@ def read(name: str) -> Record:
     return found
 
 
+def _rows(record: Record, **key: Any) -> list[Record]:
+    return [row for row in record["rows"] if all(row.get(name) == value for name, value in key.items())]
+
+
 def _run(record: Record) -> tuple[str, str]:
     """Day and revision of a record's run; the revision may be empty."""
     run = {"day": record.get("created", "")[:10], **record.get("environment", {}), **record.get("run", {})}
@@ -111,9 +115,8 @@ KINDS = {"shapes-flux": "images", "shapes-wan": "clips", "image": "images", "vid
 
 def _tuning(record: Record) -> Rows:
     def mean(guided: bool, computed: int, method: str) -> str:
-        chosen = [r for r in record["rows"] if (r["guided"], r["computed"], r["method"]) == (guided, computed, method)]
         draws: dict[tuple[str, str], list[float]] = {}
-        for row in chosen:
+        for row in _rows(record, guided=guided, computed=computed, method=method):
             draws.setdefault((row["case"], row["run"]), []).append(fmean(row["each"]))
         return f"{fmean(map(fmean, draws.values())):.1f}"
 
@@ -141,9 +144,7 @@ def _draws(models: Record, faces: Record) -> Rows:
 
 def _quantised(record: Record) -> Rows:
     def cell(held: str, method: str) -> str:
-        each = [
-            value for row in record["rows"] if (row["held"], row["method"]) == (held, method) for value in row["each"]
-        ]
+        each = [value for row in _rows(record, held=held, method=method) for value in row["each"]]
         return f"{fmean(each):.1f} ({min(each):.0f})"
 
     kinds = dict.fromkeys(row["held"] for row in record["rows"])
@@ -157,7 +158,7 @@ def _left_out(record: Record) -> Rows:
 
     rows = []
     for run, guided, computed in product(("shift 1.5", "shift 3"), (True, False), (14, 9, 7)):
-        own = [r for r in record["rows"] if (r["run"], r["guided"], r["computed"]) == (run, guided, computed)]
+        own = _rows(record, run=run, guided=guided, computed=computed)
         title = f"{run}, {'guided' if guided else 'none'}, {computed}"
         rows.append([title, *(cell(own, method) for method in ("fewer", "untuned", "tuned 1", "tuned 3"))])
     return rows
@@ -304,7 +305,7 @@ def _calibration(record: Record) -> Rows:
     chosen = [row for row in record["rows"] if (row["fit_prompts"], row.get("evaluations", 1)) == (5, 1)]
     found = []
     for case, guided in dict.fromkeys((row["case"], row["guided"]) for row in chosen):
-        own = [row for row in chosen if (row["case"], row["guided"]) == (case, guided)]
+        own = _rows({"rows": chosen}, case=case, guided=guided)
         own.sort(key=lambda row: -row["computed_steps"])
         name = f"{KINDS[case]}, {'guided' if guided else 'none'}"
         found.append([name, f"{own[0]['runs']:.0f}", *(f"{r['psnr']:.1f} ({_signed(r['gain'])})" for r in own)])
@@ -426,10 +427,6 @@ def _gpu_ways(record: Record) -> Rows:
 
 PUBLISHED = (1.40, 1.77, 1.99, 2.22)
 """FLUX.2 klein 9B-KV, a variant trained to keep keys, for 1 to 4 references at 1024 × 1024: as its publishers say."""
-
-
-def _rows(record: Record, **key: Any) -> list[Record]:
-    return [row for row in record["rows"] if all(row.get(name) == value for name, value in key.items())]
 
 
 def _times(row: Record) -> tuple[float, float]:

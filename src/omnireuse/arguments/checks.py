@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 from omnireuse.arguments.choices import BackendName, CacheOptions, StrategyOptions
 from omnireuse.arguments.tune import check_audit, check_tune
-from omnireuse.base.validation import field_error, kind_of
+from omnireuse.base.validation import field_error, kind_error, kind_of
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from omnireuse.forecasters import FORECASTERS, Forecaster
 from omnireuse.loop.strategy import REGIONS, Strategy
@@ -48,10 +48,8 @@ def check_arguments(
     """
     backend, region = ways["backend"], ways["region"]
     if isinstance(pipeline, (str, os.PathLike)):
-        raise WrongTypeError(
-            f"enable({os.fspath(pipeline)!r}): pipeline must be a loaded pipeline, got a name or path; load it first: "
-            "pipeline = DiffusionPipeline.from_pretrained(…)"
-        )
+        do = "load it first: pipeline = DiffusionPipeline.from_pretrained(…)"
+        raise kind_error("enable", "pipeline", "be a loaded pipeline", pipeline, do=do)
     if isinstance(backend, str) and backend.endswith(".json"):
         raise ConfigError(
             f"enable(pipeline, {backend!r}): the second argument names a cache backend, got a file; "
@@ -96,9 +94,7 @@ NAMES: dict[str, Collection[str]] = {"backend": get_args(BackendName), "policy":
 
 def _check_name(kind: str, value: object) -> None:
     if isinstance(value, type):
-        raise WrongTypeError(
-            f"enable({kind}={value.__name__}): {kind} must be a {kind}, got the class; write {kind}={value.__name__}()"
-        )
+        raise kind_error("enable", kind, f"be a {kind}", value, do=f"write {kind}={value.__name__}()")
     if not isinstance(value, str) or value in NAMES[kind]:
         return
     elsewhere = [other for other in KINDS if value in NAMES[other]]

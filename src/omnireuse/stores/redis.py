@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from omnireuse.base.validation import field_error
-from omnireuse.errors import MissingExtraError
+from omnireuse.errors import ConfigError, MissingExtraError
 from omnireuse.stores.memory import check_budget
 from omnireuse.stores.tier import CircuitBreaker, Tier
 
@@ -48,7 +47,7 @@ class RedisTier(Tier):
         except ImportError as error:
             raise MissingExtraError("the Redis tier", "redis") from error
         if not timeout_s > 0:
-            raise field_error("RedisTier", "timeout_s", "be above 0", timeout_s)
+            raise ConfigError.of_fields("RedisTier", {"timeout_s": str(timeout_s)}, "be above 0", str(timeout_s))
         self.max_value_bytes = check_budget("RedisTier", "max_value_bytes", max_value_bytes) or 0
         self._ttl_s = check_budget("RedisTier", "ttl_s", ttl_s)
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
@@ -58,7 +57,9 @@ class RedisTier(Tier):
                 url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
             )
         except ValueError as error:
-            raise field_error("RedisTier", "url", f"be a Redis URL ({error})", repr(url)) from error
+            raise ConfigError.of_fields(
+                "RedisTier", {"url": repr(url)}, f"be a Redis URL ({error})", repr(url)
+            ) from error
 
     def errors(self) -> tuple[type[Exception], ...]:
         """The errors of the client and of the network."""
