@@ -149,14 +149,7 @@ class Generation(Stepper):
             raise StateError("Generation.use: the step must be asked for first; call computes(step, latents)")
         if output is not None and all(choice.reuse for choice in choices):  # the host has computed all the same
             choices = [replace(choice, reuse=False) for choice in choices]
-        forgotten, self.is_of_new_kind = choices if self.is_of_new_kind else [], False
-        for choice in forgotten:
-            if not choice.reuse:
-                self.forget(choice)
         used = self.answer(choices, None if output is None else [output], [latents])
-        for choice in forgotten:
-            if choice.reuse:
-                self.forget(choice)
         self.advance()
         return used[0]
 
@@ -189,12 +182,15 @@ class Generation(Stepper):
             `outputs` if all of them are used as they are; new tensors if samples were decided on one by one. For one
             sample, its own alone.
         """
-        parts = list[Sequence[torch.Tensor]]()
+        parts, is_of_new_kind, self.is_of_new_kind = list[Sequence[torch.Tensor]](), self.is_of_new_kind, False
         for choice in choices:
             row = choice.sample
             own = samples if row is None else [None if each is None else row_of(each, row) for each in samples]
             if choice.reuse:
                 parts.append(self.predict_outputs(choice, own))
+            if is_of_new_kind:
+                self.forget(choice)
+            if choice.reuse:
                 continue
             if outputs is None:
                 raise StateError(f"step {self.index} computes ({choice.reason}), and its output must be given")
