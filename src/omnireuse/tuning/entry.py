@@ -264,7 +264,7 @@ class Entry:
             self.note(waits or BEGINS)
             return
         try:
-            decided = agreement.of_first(self._decided)
+            decided = agreement.of_first(lambda: self.shared.own_work.of(self._decided))
         except OmniReuseError as error:  # nor because a decision does
             self.failed(NotTunableError(str(error)))
             return
@@ -312,10 +312,6 @@ class Entry:
 
     def _decided(self) -> tuple[Profile, Plan, str | None]:
         """Decide, and keep the plan: the profile with it, the plan, and the file."""
-        with self.shared.own_work():
-            return self._decide()
-
-    def _decide(self) -> tuple[Profile, Plan, str | None]:
         trials, store = self.trials, self.shared.store
         known = store.load(self.configuration.digest)
         assert trials is not None, "they were made"
