@@ -156,7 +156,9 @@ class Pixels(Model):
     def __init__(self, folder: Path, pictures: int) -> None:
         from diffusers import DDIMScheduler, DDPMPipeline
 
-        self.pipe, self._pictures = DDPMPipeline(trained(folder, 1000).eval(), DDIMScheduler()), pictures
+        with torch.enable_grad():  # the first time it is trained
+            unet = trained(folder, 1000).eval()
+        self.pipe, self._pictures = DDPMPipeline(unet, DDIMScheduler()), pictures
 
     def _made(self, steps: int) -> Any:
         generators = [torch.Generator().manual_seed(SEED + place) for place in range(self._pictures)]

@@ -1,6 +1,7 @@
 """What `tolerance=`, or `quality=` without a profile, leaves, caption by caption: how close reuse is to the full run.
 
     python -m bench tolerance [--of quality] [--case shapes-flux …] [--run "shift 1" …] [--methods fixed untuned]
+    python -m bench tolerance --case pixel_flux movements --methods tuned --prompts 20 [--shared ../shared]
 
 A tolerance bounds the relative L1 error of the final latents, a quality the PSNR of the pictures in dB. What is asked
 for is kept where nine of ten captions keep it. Four methods:
@@ -9,6 +10,8 @@ for is kept where nine of ten captions keep it. Four methods:
 - "untuned": `tolerance=` with `tune=False`, each caption by itself;
 - "tuned": after some captions of its own that nothing is judged on, in several draws;
 - "fewer": the solver with as many steps of its own as the two computed on average.
+
+The second command takes models of `bench harm` that are unlike the project's and have no autoencoder.
 
 Every row is written as soon as it is known, and a run that was stopped goes on where it was: delete the file to begin
 anew.
@@ -31,6 +34,7 @@ from rich.progress import track
 import omnireuse
 from bench._common import Row, Rows, in_words, new_table, parser_of, record_of
 from bench._player import STEPS, Player, Runs, add_run, parts_of, said
+from omnireuse.errors import ConfigError
 from omnireuse.tuning.budget import JUDGED
 from reference.figures import explain, panels_of
 
@@ -40,7 +44,10 @@ RUNS: Runs = {
     "shapes-dev": ("shift 1", "shift 3", "shift 6"),
     "shapes-sd": ("DDIM", "DPM++ 2M, Karras", "Euler, ancestral"),
     "faces": ("shift 1.5", "shift 3"),
+    "pixel_flux": ("shift 1.5", "shift 3"),
+    "movements": ("shift 1", "shift 3"),
 }
+UNLIKE = ("pixel_flux", "movements")
 METHODS = ("fixed", "untuned", "tuned", "fewer")
 SEED, SHARE = 15_000, 0.9
 
@@ -80,6 +87,35 @@ class Latents(Player):
         return max(row["errors"]) / aim
 
 
+class Unlike(Latents):
+    """What a model of `bench harm` returns, which is what it denoises.
+
+    Args:
+        part, captions, judged, seed: as for `Player`.
+        shared: the folder with the weights that are not in the repository.
+    """
+
+    def __init__(self, part: Row, captions: int, *, judged: int, seed: int, shared: Path) -> None:
+        from bench import harm
+
+        folder, name = shared / "models" / "pixel_flux", part["case"]
+        model: Any = harm.PixelFlux(folder, captions) if name == "pixel_flux" else harm.Unlike(name, captions)
+        guidance = model.usual if part["guided"] else 1.0
+        model.use(part["run"], guidance)
+        self.pipeline, self.seed, self.steps, self.judged = model.pipe, seed, STEPS, range(judged)
+        self.pipeline.set_progress_bar_config(disable=True)
+        self.guidance, self._full = {"guidance_scale": guidance}, {}
+        self._asked = getattr(model, "_captions", None) or model._kinds
+        self._latents = model._latents
+
+    def run(self, places: Sequence[int] | None = None, steps: int | None = None, **call: Any) -> Any:
+        """As of any player."""
+        places = list(self.judged if places is None else places)
+        asked = [self._asked[place] for place in places] if isinstance(self._asked, list) else self._asked[places]
+        call = {"num_inference_steps": steps or STEPS, **self.guidance, **call}
+        return self.pipeline(asked, latents=self._latents[places], **call).double()
+
+
 class Pictures(Player):
     """Pictures, held against those of the full run by PSNR in dB."""
 
@@ -108,9 +144,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--aims", nargs="+", type=float, default=None, help="its values")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--draws", type=int, default=2, help="of captions to tune on")
+    parser.add_argument("--shared", type=Path, default=Path("..", "shared"), help="holds models/pixel_flux")
+    parser.set_defaults(case=[name for name in RUNS if name not in UNLIKE])
     options = parser.parse_args(arguments)
     kind = KINDS[options.of]
     options.aims = options.aims or list(kind.aims)
+    if kind is Pictures and (unlike := set(options.case) & set(UNLIKE)):
+        raise ConfigError(f"bench tolerance(--of quality --case {min(unlike)}): it makes no pictures; leave one out")
     command = "python -m bench tolerance" + (f" --of {options.of}" if kind is Pictures else "")
     rows = record_of(options.of, options, measure, command=command)["rows"]
     show(rows, kind, Console())
@@ -128,8 +168,14 @@ def measure(rows: Rows, options: argparse.Namespace) -> None:
             key = part | {"method": method, "setting": setting, "draw": draw}
             if not rows.like(key):
                 if not playing:
+                    asked = {"judged": options.prompts, "seed": SEED}
                     captions = options.prompts + JUDGED * options.draws
-                    playing.append(kind(part, captions, judged=options.prompts, seed=SEED))
+                    is_unlike = part["case"] in UNLIKE
+                    playing.append(
+                        Unlike(part, captions, shared=options.shared, **asked)
+                        if is_unlike
+                        else kind(part, captions, **asked)
+                    )
                 rows.add(key | played(playing[0], method, setting, draw))
             return rows.like(key)[0]
 

@@ -217,14 +217,15 @@ def _harm(record: Record) -> Rows:
         strength = {0.0: "none", 1.0: "guided"}.get(row["guidance"], f"{row['guidance']:g} times guided")
         name = f"{row['model']}, {row['run']}, {strength}, {row['computed']} of {row['steps']}"
         means = [f"{fmean(row['each'][way]):.1f}" for way in ("fewer", "hold", "default")]
-        return [name, *means, _signed(above(row, fmean)), _signed(above(row, _low))]
+        return [name, *means, _signed(above(row, fmean)), _signed(above(row, _low)), "yes" if row["said"] else "no"]
 
     rows = record["rows"]
     found = [cells(row) for row in sorted(rows, key=lambda row: above(row, fmean))[:10]]
     gains, lows = [[above(row, of) for row in rows] for of in (fmean, _low)]
-    harmed = sum(mean < -0.5 or low < -1 for mean, low in zip(gains, lows, strict=True))
-    whole = [f"all {len(rows)}, {harmed} of them harmed", "", "", "", _signed(fmean(gains)), _signed(fmean(lows))]
-    return [*found, whole]
+    harmed = [mean < -0.5 or low < -1 for mean, low in zip(gains, lows, strict=True)]
+    told = sum(row["said"] for row, is_harmed in zip(rows, harmed, strict=True) if is_harmed)
+    whole = [f"all {len(rows)}, {sum(harmed)} of them harmed", "", "", "", _signed(fmean(gains)), _signed(fmean(lows))]
+    return [*found, [*whole, f"{sum(row['said'] for row in rows)}, {told} of the harmed"]]
 
 
 def _asked(record: Record, methods: Sequence[str], share: Callable[[Record, float], float]) -> Rows:
@@ -550,9 +551,9 @@ GROUPS: dict[str, tuple[Table, ...]] = {
             "The ten worst cases of the untuned default beside plain fewer steps and holding over its own steps, on "
             "the five pipelines and on models without an autoencoder: pixel_flux and movements are flows, pixels "
             "predicts noise, flags v, and cloth is EDM's. Means, and how far the default is above the better of both "
-            "in the mean and in the 5 % quantile; a case is harmed where that is below −0.5 or −1 dB; the last row is "
-            "of all cases",
-            ("case", "fewer", "held", "default", "above", "quantile"),
+            "in the mean and in the 5 % quantile; a case is harmed where that is below −0.5 or −1 dB; whether the "
+            "summary says that the budget is beyond forecasts; the last row is of all cases",
+            ("case", "fewer", "held", "default", "above", "quantile", "said"),
             _harm,
             STEPS,
         ),

@@ -19,14 +19,13 @@ from omnireuse.base.terminal import notes, progress_bar
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.profiles.profile import Profile
 from omnireuse.tuning.store import DIRECTORY
+from omnireuse_lab.compare.table import case_table
 from omnireuse_lab.record import Comparison, environment
 from reference.case import CLIPS, FACES, Case
 from reference.demo.compare import Cache, compare_caches, generations
 from reference.demo.config import DemoConfig
-from reference.demo.live import LiveStrip
 from reference.demo.page import write_demo_page
 from reference.demo.record import Demo, read_demo, write_demo
-from reference.demo.table import demo_table
 from reference.workload import load_quietly, reference_workload
 
 __all__ = ["CACHES", "run_demo"]
@@ -130,7 +129,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         pipeline = load_quietly(case, folder)
     notes.print(
         f"{config.prompts} prompts, each in full ({config.full_steps} steps), with each cache, and with as few plain "
-        "steps as the cache computed. [cyan]█[/] computed, [dim]░[/] reused.",
+        "steps as the cache computed.",
         highlight=False,
     )
     columns = (
@@ -138,15 +137,13 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         BarColumn(bar_width=16),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[strip]}"),
     )
-    live = LiveStrip()
     tune_first(case, pipeline, config)
     with progress_bar(*columns) as progress:
         caches = caches_for(case, folder, config)
         for path in earlier:
             path.unlink(missing_ok=True)
-        bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(caches)), strip="")
+        bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(caches)))
         workload = reference_workload(
             case,
             pipeline,
@@ -162,7 +159,6 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
             caches,
             folder=config.out,
             advance=lambda name: progress.update(bar, advance=1, description=name),
-            decided=lambda decision: progress.update(bar, strip=live.add(decision)),
         )
     comparison = Comparison(
         command="python -m reference demo",
@@ -174,7 +170,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
     demo = Demo(comparison=comparison, full=compared.full, samples=compared.samples)
     write_demo(demo, config.out / RECORD)
     page = write_demo_page(demo, config.out, config.out / PAGE)
-    console.print(demo_table(demo))
+    console.print(case_table(demo.case))
     console.print()
     if not complete:
         done = len(demo.case.prompts)

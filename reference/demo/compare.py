@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import omnireuse
-from omnireuse import Decision
 from omnireuse.errors import StateError
 from omnireuse.pipelines.pictures import capped_psnr
 from omnireuse_lab.closeness import bootstrap, spread, ssim
@@ -48,15 +47,13 @@ class Cache:
         arguments = ["pipeline", *backend, *(f"{name}={value!r}" for name, value in self.options.items())]
         return f"omnireuse.enable({', '.join(arguments)})"
 
-    def setting(self, decisions: list[StepDecision], decided: Callable[[Decision], None]) -> Setting:
-        """The cache as a setting of the harness, which tells each decision to `decided` and leaves those of the last
-        run in `decisions`."""
+    def setting(self, decisions: list[StepDecision]) -> Setting:
+        """The cache as a setting of the harness, which leaves the decisions of the last run in `decisions`."""
 
         @contextmanager
         def enable(pipeline: Any) -> Iterator[Kept]:
             backend: Any = self.backend  # a name that is known when the demo runs, not to a type checker
             with omnireuse.enable(pipeline, backend, **self.options) as handle:
-                handle.subscribe(decided)
                 yield lambda: handle.summary().kept_bytes
                 names = StepDecision.__struct_fields__
                 decisions[:] = [StepDecision(**{name: getattr(each, name) for name in names}) for each in handle.events]
@@ -76,7 +73,6 @@ def compare_caches(
     *,
     folder: Path,
     advance: Callable[[str], None] = lambda _: None,
-    decided: Callable[[Decision], None] = lambda _: None,
 ) -> tuple[Compared, bool]:
     """Generate every prompt in full, with each cache, and with as few plain steps as each cache computed.
 
@@ -88,7 +84,6 @@ def compare_caches(
         caches: the first is the one that the page is about.
         folder: pictures are written to ``folder/images``.
         advance: called with the name of each run when it has made a picture.
-        decided: called with each decision of a cache, while its run goes on.
 
     Returns:
         The case with its samples, and whether it is complete.
@@ -119,7 +114,7 @@ def compare_caches(
 
         try:
             for cache in caches:
-                harness.run(cache.setting(decisions, decided), 0)
+                harness.run(cache.setting(decisions), 0)
                 if not decisions:
                     raise StateError(
                         f"{cache}: no step was decided, so there is nothing to compare; is the pipeline supported?"
@@ -131,7 +126,7 @@ def compare_caches(
                 advance("full")
                 plain: dict[int, Sample] = {}
                 for place, cache in enumerate(caches):
-                    run = harness.run(cache.setting(decisions, decided), number, timed=True)
+                    run = harness.run(cache.setting(decisions), number, timed=True)
                     kept[place] = max(kept[place], run.kept_bytes)
                     row.append(sample(number, run, len(row), steps=_computed(decisions)))
                     advance(cache.name)

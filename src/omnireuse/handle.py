@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from omnireuse.hooks.inert import InertRuns
 from omnireuse.hooks.run import RegionFactory
 from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Decision, Event, Unlike
+from omnireuse.loop.events import Decision, Event
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
 from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
@@ -79,9 +80,13 @@ class Handle:
                 "enabled; call omnireuse.disable(pipeline) first"
             )
         self.name: str = name
+        if promise is not None and promise.but is None and references is not None and references.plan is not None:
+            but = "lean calls keep keys of references, and the profile was measured without"
+            promise = replace(promise, but=but)
         self._counts, self._promise, self._references = Counts(), promise, references
-        make = region or make_region
-        runs = None if like is None or promise is None else CalibratedRuns(like, promise, name, self._emit)
+        make, runs = region or make_region, None
+        if like is not None and promise is not None:
+            runs = CalibratedRuns(like, promise, name, lambda event: self._session.emit(event))
         self._session = Session(
             pipeline,
             strategy,
@@ -90,11 +95,9 @@ class Handle:
             InertRuns(strategy, self._counts),
             handle=self,
             agreement=agreement,
-            follows=None if runs is None else runs.chooser,
+            chooser=None if runs is None else runs.choose,
             adapts=adapts,
         )
-        if references is not None and references.plan is not None:
-            self._emit(Unlike("lean calls keep keys of references, and the profile was measured without"))
         if tuner is not None:
             tuner(self._session)
         if auditor is not None:
@@ -147,9 +150,6 @@ class Handle:
     def _tuner(self) -> Tuner | None:
         tuner: Tuner | None = self._session.tuner
         return tuner
-
-    def _emit(self, event: Event) -> None:
-        self._session.emit(event)
 
     def summary(self) -> Summary:
         """What was computed and what was reused so far. `print` shows a short text; a notebook shows figures."""

@@ -1,33 +1,18 @@
 """Tiny random diffusers pipelines with real text encoders and tokenizers, built without any download."""
 
-import functools
+import inspect
 
+import diffusers
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DDIMScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    FluxPipeline,
-    FluxTransformer2DModel,
-    PixArtSigmaPipeline,
-    SD3Transformer2DModel,
-    StableDiffusion3Pipeline,
-    StableDiffusionPipeline,
-    StableDiffusionXLPipeline,
-    UNet2DConditionModel,
-    WanPipeline,
-)
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (
-    CLIPTextConfig,
-    CLIPTextModel,
-    CLIPTextModelWithProjection,
-    PreTrainedTokenizerFast,
-    T5Config,
-    T5EncoderModel,
-    UMT5Config,
-    UMT5EncoderModel,
-)
+
+from tests.helpers.tiny import TINY
+
+SIZES = {"vocab_size": 128, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2}
+SIZES |= {"num_attention_heads": 2}
+SPECIAL = {"eos_token_id": 1, "bos_token_id": 3, "pad_token_id": 0}
+DECODER = SIZES | SPECIAL | {"num_hidden_layers": 3, "head_dim": 8, "num_key_value_heads": 2}
 
 
 def tokenizer(length=12):
@@ -36,164 +21,125 @@ def tokenizer(length=12):
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     core.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 1)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        bos_token="<s>",
-        model_max_length=length,
-    )
+    special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "bos_token": "<s>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, **special, model_max_length=length)
 
 
-def clip(kind=CLIPTextModel):
-    torch.manual_seed(1)
-    config = CLIPTextConfig(
-        vocab_size=128,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        projection_dim=16,
-        max_position_embeddings=77,
-        eos_token_id=1,
-        bos_token_id=3,
-        pad_token_id=0,
-    )
-    return kind(config).eval()
+def seeded(kind, config, seed, **sizes):
+    """A model with weights that are the same every time."""
+    torch.manual_seed(seed)
+    return getattr(transformers, kind)(getattr(transformers, config)(**sizes)).eval()
 
 
-def t5(kind=T5EncoderModel, config=T5Config):
-    torch.manual_seed(2)
-    sizes = {"d_model": 16, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 2, "vocab_size": 128}
-    return kind(config(**sizes)).eval()
+def clip(kind="CLIPTextModel", width=16):
+    sizes = SIZES | SPECIAL | {"hidden_size": width, "projection_dim": width, "max_position_embeddings": 77}
+    return seeded(kind, "CLIPTextConfig", 1, **sizes)
 
 
-@functools.cache
-def _vae():
-    torch.manual_seed(3)
-    return AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=4, sample_size=8, in_channels=3)
+def t5(kind="T5", width=16):
+    sizes = {"d_model": width, "d_ff": 32, "d_kv": 8, "num_heads": 2, "num_layers": 2, "vocab_size": 128}
+    return seeded(f"{kind}EncoderModel", f"{kind}Config", 2, **sizes)
+
+
+def umt5():
+    return t5("UMT5")
+
+
+def decoder(kind):
+    return lambda: seeded(f"{kind}Model", f"{kind}Config", 4, **DECODER)
+
+
+gemma = decoder("Gemma2")
+
+
+def bert():
+    return seeded("BertModel", "BertConfig", 4, **SIZES, max_position_embeddings=96)
+
+
+def qwen_vl():
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
+    text = DECODER | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+    kind = "Qwen2_5_VLForConditionalGeneration"
+    return seeded(kind, "Qwen2_5_VLConfig", 4, text_config=text, vision_config=vision)
 
 
 def stable_diffusion():
-    unet = UNet2DConditionModel(
-        sample_size=8,
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        norm_num_groups=4,
-        attention_head_dim=4,
-        cross_attention_dim=16,
-        layers_per_block=1,
-    )
-    return StableDiffusionPipeline(
-        vae=_vae(),
-        text_encoder=clip(),
-        tokenizer=tokenizer(),
-        unet=unet,
-        scheduler=DDIMScheduler(steps_offset=1, clip_sample=False),
-        safety_checker=None,
-        feature_extractor=None,
-        requires_safety_checker=False,
-    )
-
-
-def stable_diffusion_xl():
-    plain = stable_diffusion()
-    return StableDiffusionXLPipeline(
-        vae=plain.vae,
-        text_encoder=clip(),
-        text_encoder_2=clip(CLIPTextModelWithProjection),
-        tokenizer=tokenizer(),
-        tokenizer_2=tokenizer(),
-        unet=plain.unet,
-        scheduler=plain.scheduler,
-        add_watermarker=False,
-    )
+    parts = TINY["stable_diffusion"]().pipe.components | {"text_encoder": clip(), "tokenizer": tokenizer()}
+    return diffusers.StableDiffusionPipeline(**parts, requires_safety_checker=False)
 
 
 def flux():
-    transformer = FluxTransformer2DModel(
-        in_channels=4,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        pooled_projection_dim=16,
-        axes_dims_rope=(2, 2, 4),
-    )
-    vae = AutoencoderKL(
-        block_out_channels=(8,),
-        norm_num_groups=4,
-        latent_channels=1,
-        sample_size=8,
-        shift_factor=0.0,
-        scaling_factor=1.0,
-    )
-    return FluxPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae,
-        text_encoder=clip(),
-        tokenizer=tokenizer(),
-        text_encoder_2=t5(),
-        tokenizer_2=tokenizer(24),
-        transformer=transformer.eval(),
-    )
+    texts = {"text_encoder": clip(width=32), "text_encoder_2": t5(width=32)}
+    texts |= {"tokenizer": tokenizer(), "tokenizer_2": tokenizer(24)}
+    return diffusers.FluxPipeline(**TINY["flux"]().pipe.components | texts)
+
+
+# -- families of which only what encode_prompt uses is built, every other component being None ------------------------
+
+
+def bare(name, **parts):
+    """The pipeline ``name`` with ``parts`` and without anything else."""
+    cls = getattr(diffusers, name)
+    parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+    absent = {p.name: None for p in parameters if p.default is inspect.Parameter.empty}
+    return cls(**(absent | parts))
+
+
+def family(name, *encoders, **kwargs):
+    """A pipeline's encoders, each with the length of its tokenizer or with 12; and how to call it."""
+    pairs = [each if isinstance(each, tuple) else (each, 12) for each in encoders]
+
+    def build():
+        parts = {}
+        for place, (encoder, length) in enumerate(pairs):
+            suffix = f"_{place + 1}" if place else ""
+            parts |= {f"text_encoder{suffix}": encoder(), f"tokenizer{suffix}": tokenizer(length)}
+        return bare(name, **parts)
+
+    return build, {"device": "cpu"} | kwargs
+
+
+def projected():
+    return clip("CLIPTextModelWithProjection")
 
 
 def stable_diffusion_3():
-    transformer = SD3Transformer2DModel(
-        sample_size=8,
-        patch_size=1,
-        in_channels=4,
-        num_layers=1,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        caption_projection_dim=16,
-        pooled_projection_dim=32,
-        out_channels=4,
-    )
-    return StableDiffusion3Pipeline(
-        transformer=transformer,
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=_vae(),
-        text_encoder=clip(CLIPTextModelWithProjection),
-        tokenizer=tokenizer(77),
-        text_encoder_2=clip(CLIPTextModelWithProjection),
-        tokenizer_2=tokenizer(77),
-        text_encoder_3=None,
-        tokenizer_3=None,
-    )
+    sizes = {"sample_size": 8, "patch_size": 1, "in_channels": 4, "out_channels": 4, "num_layers": 1}
+    sizes |= {"attention_head_dim": 8, "num_attention_heads": 2, "joint_attention_dim": 32}
+    transformer = diffusers.SD3Transformer2DModel(**sizes, caption_projection_dim=16, pooled_projection_dim=32)
+    pipe = family("StableDiffusion3Pipeline", (projected, 77), (projected, 77))[0]()
+    pipe.register_modules(transformer=transformer)
+    return pipe
 
 
-def wan():
-    return WanPipeline(
-        tokenizer=tokenizer(),
-        text_encoder=t5(UMT5EncoderModel, UMT5Config),
-        vae=None,
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        transformer=None,
-    )
-
-
-def pixart():
-    return PixArtSigmaPipeline(
-        tokenizer=tokenizer(),
-        text_encoder=t5(),
-        vae=_vae(),
-        transformer=None,
-        scheduler=DDIMScheduler(steps_offset=1, clip_sample=False),
-    )
-
-
-FAMILIES = {
-    "sd": (stable_diffusion, {"num_images_per_prompt": 1, "do_classifier_free_guidance": True, "device": "cpu"}),
-    "sdxl": (stable_diffusion_xl, {"device": "cpu"}),
+SHORT = {"max_sequence_length": 16}
+CLASSIC = {"num_images_per_prompt": 1, "do_classifier_free_guidance": True}
+ALL = {
+    "sd": (stable_diffusion, {"device": "cpu"} | CLASSIC),
+    "sdxl": family("StableDiffusionXLPipeline", clip, projected),
     "sd3": (stable_diffusion_3, {"prompt_2": None, "prompt_3": None, "device": "cpu"}),
     "flux": (flux, {"prompt_2": None, "device": "cpu", "max_sequence_length": 24}),
-    "wan": (wan, {"device": "cpu", "max_sequence_length": 16}),
-    "pixart": (pixart, {"device": "cpu", "max_sequence_length": 12}),
+    "wan": family("WanPipeline", umt5, **SHORT),
+    "pixart": family("PixArtSigmaPipeline", t5, max_sequence_length=12),
+    "allegro": family("AllegroPipeline", t5, **SHORT),
+    "animatediff": family("AnimateDiffPipeline", clip, **CLASSIC),
+    "aura_flow": family("AuraFlowPipeline", umt5, **SHORT),
+    "chroma": family("ChromaPipeline", t5, **SHORT),
+    "cogvideox": family("CogVideoXPipeline", t5, **SHORT),
+    "cogview3": family("CogView3PlusPipeline", t5, **SHORT),
+    "cogview4": family("CogView4Pipeline", decoder("Glm"), **SHORT),
+    "controlnet": family("StableDiffusionControlNetPipeline", clip, **CLASSIC),
+    "deepfloyd_if": family("IFPipeline", t5),
+    "hunyuan_dit": family("HunyuanDiTPipeline", (bert, 77), (t5, 24)),
+    "hunyuan_video": family("HunyuanVideoPipeline", (decoder("Llama"), 400), (clip, 77), **SHORT),
+    "kandinsky3": family("Kandinsky3Pipeline", (t5, 128)),
+    "latte": family("LattePipeline", t5),
+    "ltx": family("LTXPipeline", t5, **SHORT),
+    "lumina2": family("Lumina2Pipeline", (gemma, 128), max_sequence_length=128),
+    "mochi": family("MochiPipeline", t5, **SHORT),
+    "pixart_alpha": family("PixArtAlphaPipeline", t5, **SHORT),
+    "qwen_image": family("QwenImagePipeline", (qwen_vl, 512), max_sequence_length=400),
+    "sana": family("SanaPipeline", gemma, **SHORT),
+    "skyreels": family("SkyReelsV2Pipeline", umt5, **SHORT),
 }
 """Name: (how to build one, arguments of encode_prompt beside the prompts)."""

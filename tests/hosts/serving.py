@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import random
 import re
 import signal
 import socket
@@ -15,6 +16,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,6 +135,46 @@ def keeps_no_more(kept: Callable[[], dict[str, float]], before: dict[str, float]
     while not (is_so := all(kept().get(name, 0) <= each for name, each in most.items())) and time.monotonic() < end:
         time.sleep(1)
     return is_so
+
+
+def serve_clients(
+    server: Server,
+    path: str,
+    count: int,
+    *,
+    good: Callable[[random.Random], None],
+    wrong: Callable[[random.Random], tuple[dict[str, Any], str]],
+    left: dict[str, Any],
+) -> None:
+    """Send requests of six clients at once: of ten, eight that must be served, one that is refused, and one whose
+    client hangs up.
+
+    Args:
+        good: sends a request, and asserts what comes of it.
+        wrong: makes the body of a request, and a part of the sentence that refuses it.
+        left: body of a request whose client hangs up.
+    """
+
+    def one(number: int) -> None:
+        chance = random.Random(number)
+        if number % 10 == 3:
+            server.leave(path, left, after=chance.random())
+        elif number % 10 == 7:
+            body, message = wrong(chance)
+            status, answer = server.post(path, body)
+            assert (status, message in str(answer).replace("\\", "")) == (400, True), answer
+        else:
+            good(chance)
+
+    with ThreadPoolExecutor(6) as clients:
+        list(clients.map(one, range(count)))
+
+
+def grown(server: Server, before: dict[str, float]) -> dict[str, float]:
+    """By how much omnireuse's counters have grown, those that have."""
+    after = server.samples("omnireuse_")
+    each = {name: value - before.get(name, 0) for name, value in after.items() if "_created" not in name}
+    return {name: value for name, value in each.items() if value}
 
 
 def picture(encoded: str) -> np.ndarray[Any, Any]:

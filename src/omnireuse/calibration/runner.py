@@ -13,18 +13,19 @@ import numpy as np
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, is_compiled_whole
+from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Region
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
 from omnireuse.named.measuring import Seen
 from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.named.step_caches import mag_cache
+from omnireuse.noise.schedulers import noise_levels
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller
 from omnireuse.pipelines.pictures import Picture, capped_psnr
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
-from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.shadows import Beside, Led
@@ -90,14 +91,13 @@ class PipelineRunner:
         Raises:
             StateError: the latents or a picture are not finite, or the run cannot be recorded.
         """
-        made: list[tuple[Recording, DrivenRegion]] = []
+        made: list[Recording] = []
         options = {"keeps": record, "is_bounded": False, "calls_may_change": True}
 
         def region(strategy: Strategy, denoisers: Sequence[Any], owner: object) -> Region:
             inner = None if strategy is FULL else make_region(strategy, denoisers, owner)
-            recording = Recording(self.pipeline.scheduler, self.steps, **options)
-            made.append((recording, DrivenRegion(recording, inner=inner)))
-            return made[-1][1]
+            made.append(Recording(self.pipeline.scheduler, self.steps, **options))
+            return StepRegion(stepper=made[-1], inner=inner)
 
         strategy = self._watching()
         with Handle(self.pipeline, strategy, name="full run", region=region) as handle:
@@ -109,8 +109,8 @@ class PipelineRunner:
                 f"the full run of {prompts} is not finite; nothing can be calibrated on it: try another dtype, or "
                 "leave the prompt out"
             )
-        recording, driven = made.pop()
-        if len(driven.coordinates) != self.steps or (record and not recording.is_whole):
+        recording, levels = made.pop(), noise_levels(self.pipeline.scheduler)
+        if recording.made != self.steps or (record and not recording.is_whole):
             why = (record and recording.failure) or "a run ended before its last step"
             raise StateError(f"nothing can be calibrated: {why}")
         full = None
@@ -125,7 +125,9 @@ class PipelineRunner:
         return RunInFull(
             pictures=pictures,
             full=full,
-            coordinates=tuple(driven.coordinates),
+            coordinates=tuple(
+                levels[step].coordinate if step < len(levels) else float(step) for step in range(self.steps)
+            ),
             seen=Seen.of(strategy.forecaster, handle.events, self.steps),
         )
 
@@ -144,8 +146,8 @@ class PipelineRunner:
 
     def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
         """Fit weights for a schedule along the full runs' paths, and follow them."""
-        beside, path = Beside(call.full, fit.first_gap, Led(fit, call.full, self.pipeline.scheduler)), call.full.path
-        region = DrivenRegion(beside, known=path.calls)
+        beside = Beside(call.full, fit.first_gap, Led(fit, call.full, self.pipeline.scheduler))
+        region = StepRegion(stepper=beside)
         with Handle(self.pipeline, FULL, name="fit", region=lambda *_: region):
             pictures = self.pictures(call.replay)
         if beside.latents is None:

@@ -14,7 +14,7 @@ from packaging.version import InvalidVersion, Version
 
 from omnireuse.errors import ConfigError
 
-__all__ = ["OVERRIDE", "Seam", "check_host", "install", "is_tested", "log_through"]
+__all__ = ["OVERRIDE", "Seam", "check_host", "install", "is_tested", "log_through", "warn_once"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -93,11 +93,12 @@ def check_host(package: str, tested: Sequence[str], missing: Sequence[str] = (),
             f"{asked}: {said}; install one of them, or set {OVERRIDE}=1, at the risk that a hook means something else "
             "there and pictures are wrong without an error"
         )
-    _warn(f"{said}; {OVERRIDE}=1 lets it in: compare its pictures with those of a server without reuse")
+    warn_once(f"{said}; {OVERRIDE}=1 lets it in: compare its pictures with those of a server without reuse")
 
 
-@functools.cache
-def _warn(text: str) -> None:
+@functools.lru_cache(256)
+def warn_once(text: str) -> None:
+    """Log a warning, once in a process."""
     logger.warning("%s", text)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from omnireuse.engines.host import warn_once
 from omnireuse.engines.settings import KEY, OFF, RequestPlan
 from omnireuse.errors import OmniReuseError, StateError
 from omnireuse.hooks.run import RunStart
@@ -77,7 +78,7 @@ class RequestReuse(Stepper):
         self.first, self.generation = at, None
         if self.plan.strategy is not None:
             if (caution := self.plan.strategy.policy.caution(total)) is not None:
-                _warn(caution)
+                warn_once(caution)
             levels, agreement = levels_of(scheduler, total), Agreement(self.plan.group)
             self.generation = Generation(self.plan.strategy, levels, total=total, at=at, agreement=agreement)
 
@@ -98,13 +99,13 @@ class RequestReuse(Stepper):
         if self._stepper is not None:
             self._stepper.arrived(latents)
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         """Whether the model is called at this step, which the engine counts."""
         stepper = self._stepper
         if stepper is None:
             return True
         try:
-            return stepper.computes(step - self.first, latents, denoiser=denoiser)
+            return stepper.computes(step - self.first, latents, kind=kind)
         except Exception as error:  # of reuse: the request goes on
             self.give_up("the decision on a step", error)
             return True
@@ -167,11 +168,6 @@ def run_start(scheduler: Any, total: int, latents: torch.Tensor) -> RunStart:
     """A run of so many steps that begins with these latents."""
     levels = levels_of(scheduler, total)
     return RunStart(total=total, levels=levels, scheduler=scheduler, shape=tuple(latents.shape))
-
-
-@functools.lru_cache(256)
-def _warn(text: str) -> None:
-    logger.warning("%s", text)
 
 
 def figures_of(name: str, promise: Promise | None, computed: int | None, reused: int) -> dict[str, Any]:

@@ -61,6 +61,10 @@ class Memory(ABC):
     def predict(self, coordinate: float) -> torch.Tensor:
         """The expected value. May be a kept tensor itself: do not write to it."""
 
+    def heading(self, value: torch.Tensor) -> torch.Tensor:
+        """The cosine of the change to this value and the change before it; NaN if that is not known."""
+        return torch.full((), torch.nan, device=value.device)
+
     def correction(self, coordinate: float) -> torch.Tensor | None:
         """What replaces the value just observed at `coordinate`; None if that value is used as it is."""
         return None
@@ -187,6 +191,12 @@ class PolynomialMemory(Memory):
     def weights(self, coordinate: float) -> list[float]:
         """The weight of each known value in the forecast, oldest first."""
         return [1.0] if len(self._nodes) == 1 else self._weights([node for node, _ in self._nodes], coordinate)
+
+    def heading(self, value: torch.Tensor) -> torch.Tensor:
+        if len(self._nodes) < 2:
+            return super().heading(value)
+        before, now = torch.stack([each.float().flatten() for each in (*self.values[-2:], value)]).diff(dim=0)
+        return torch.cosine_similarity(before, now, dim=0)
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
         """Remember a value; a second value at the same coordinate replaces the first."""

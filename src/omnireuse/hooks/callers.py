@@ -19,7 +19,7 @@ import torch
 
 from omnireuse.hooks.interception import ClassInterception, intercept, intercept_class
 
-__all__ = ["CallerWatch", "callbacks_aside", "calling", "foreign_caller", "is_called_by"]
+__all__ = ["CALLERS", "CallerWatch", "callbacks_aside", "calling", "foreign_caller", "is_called_by"]
 
 _BASES = (
     ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline"),
@@ -28,18 +28,18 @@ _BASES = (
 _CALLBACK = object()
 """Stands for a callback among the callers: its calls of a pipeline's parts are its own."""
 
-_callers: ContextVar[tuple[Any, ...]] = ContextVar("omnireuse_callers", default=())
+CALLERS: ContextVar[tuple[Any, ...]] = ContextVar("omnireuse_callers", default=())
 """The calls under way in this context, the innermost last."""
 
 
 @contextmanager
 def calling(who: Any) -> Iterator[None]:
     """Name the pipeline whose call runs within."""
-    token = _callers.set((*_callers.get(), who))
+    token = CALLERS.set((*CALLERS.get(), who))
     try:
         yield
     finally:
-        _callers.reset(token)
+        CALLERS.reset(token)
 
 
 def is_called_by(pipeline: Any) -> bool:
@@ -49,7 +49,7 @@ def is_called_by(pipeline: Any) -> bool:
     not, nor does any other pipeline. For an object that cannot be called, as around a bare denoiser, every pipeline
     calls.
     """
-    callers = _callers.get()
+    callers = CALLERS.get()
     if not callable(pipeline):
         return not callers or callers[-1] is not _CALLBACK
     for who in reversed(callers):
@@ -62,7 +62,7 @@ def is_called_by(pipeline: Any) -> bool:
 
 def foreign_caller() -> Any | None:
     """The pipeline whose call runs; None in a callback and in a loop of a user's own."""
-    callers = _callers.get()
+    callers = CALLERS.get()
     return callers[-1] if callers and callers[-1] is not _CALLBACK else None
 
 

@@ -124,7 +124,7 @@ class Companions:
             scale: a number or a list of them, one for each of several ControlNets.
         """
         self.are_called = True
-        self._enter(None if run is None else (id(run), run.generation.index))
+        self._enter(None if run is None else (id(run), run.step))
         scale = tuple(scale) if isinstance(scale, (list, tuple)) else scale
         self._scales[name] = scale if isinstance(scale, (int, float, tuple)) else None
         self.scales = tuple(self._scales.items())

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from omnireuse.errors import StateError
 from omnireuse.hooks.run import Layout, Run
@@ -120,9 +120,11 @@ def _too_few_steps(total: int) -> Explanation:
 
 def _of_change(explanation: Explanation, generation: Generation) -> Explanation:
     """The same with what has changed."""
-    before, after = generation.change or (None, None)
-    if not isinstance(before, Layout) or not isinstance(after, Layout):
+    # In region "step" the latents follow.
+    found: list[Any] = [each[0] if type(each) is tuple else each for each in generation.change or ()]
+    if len(found) != 2 or not all(isinstance(each, Layout) for each in found):
         return explanation
+    before, after = found
     text = f"the denoiser's inputs changed at every step ({before.changes_to(after)})"
     return explanation._replace(text=text)
 
@@ -175,7 +177,7 @@ class InertRuns:
 
     def _explain(self, run: Run, decisions: Sequence[Decision], is_complete: bool) -> None:
         generation = run.generation
-        if generation.index == 0 and run.calls >= max(generation.total or 0, MOST_BRANCHES + 1):
+        if run.step == 0 and run.calls >= max(generation.total or 0, MOST_BRANCHES + 1):
             self.no_step_ended(run.calls)
             return
         if not is_complete:

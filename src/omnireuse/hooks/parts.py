@@ -15,9 +15,8 @@ import torch
 from omnireuse.hooks.companions import COMPANIONS
 from omnireuse.hooks.denoisers import denoisers_of, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept, is_bypassed
-from omnireuse.loop.events import FellBack, Hook, Unlike
 
-__all__ = ["GUIDERS", "Guided", "Others", "Parts", "guider_handlers"]
+__all__ = ["GUIDERS", "Guided", "Parts", "caches_on", "guider_handlers"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -36,15 +35,11 @@ class Parts:
     def __init__(self, route: Route) -> None:
         self._route = route
         self.denoisers: list[torch.nn.Module] = []
+        self.scheduler: Any = None
+        """The scheduler that tells the steps; None if the pipeline has none that does."""
         self._others: dict[str, Any] = {}
         self._on_denoisers: list[Interception] = []
         self._on_others: list[Interception] = []
-
-    @property
-    def scheduler(self) -> Any:
-        """The scheduler that tells the steps; None if the pipeline has none that does."""
-        scheduler = self._others.get("scheduler")
-        return scheduler if hasattr(scheduler, "set_timesteps") and hasattr(scheduler, "step") else None
 
     @property
     def are_bypassed(self) -> bool:
@@ -68,7 +63,8 @@ class Parts:
         if _are_same([*parts.values()], [*self._others.values()]) and not self.are_bypassed:
             return
         self._undo(self._on_others)
-        self._others = parts
+        self._others, scheduler = parts, parts["scheduler"]
+        self.scheduler = scheduler if hasattr(scheduler, "set_timesteps") and hasattr(scheduler, "step") else None
         for name, part in parts.items():
             if part is not None and (part is self.scheduler or name != "scheduler"):
                 self._intercept(name, part, self._on_others)
@@ -77,7 +73,7 @@ class Parts:
         """Restore every part. Idempotent."""
         self._undo(self._on_denoisers)
         self._undo(self._on_others)
-        self.denoisers, self._others = [], {}
+        self.denoisers, self._others, self.scheduler = [], {}, None
 
     def _intercept(self, name: str, part: Any, into: list[Interception]) -> None:
         handlers = {method: each for method, each in self._route(name, part).items() if hasattr(part, method)}
@@ -93,56 +89,11 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-class Others:
-    """Warnings about other users of the pipeline's parts, each given once.
-
-    Args:
-        name: of the session's pipeline.
-        emit: takes events.
-        has_reuse: whether reuse is enabled on a pipeline, too.
-    """
-
-    def __init__(self, name: str, emit: Hook, has_reuse: Callable[[Any], bool]) -> None:
-        self._name, self._emit, self._has_reuse = name, emit, has_reuse
-        self._said: set[str] = set()
-
-    def look_for_caches(self, denoisers: Sequence[torch.nn.Module]) -> None:
-        """Look for caches of diffusers (`enable_cache`) on the denoisers."""
-        for denoiser in map(unwrapped, denoisers):
-            if getattr(denoiser, "is_cache_enabled", False) is not True:
-                continue
-            model, cache = type(denoiser).__name__, type(getattr(denoiser, "_cache_config", None)).__name__
-            but = f"a cache of diffusers ({cache}) is at work on {model}, too"
-            self._emit(Unlike(but))
-            self._say(
-                cache,
-                f"{but}: both skip work, the summary counts this library's share alone, and nothing is promised; "
-                f"disable one of the two (disable_cache() of the {model}, or omnireuse.disable)",
-            )
-
-    def was_called_by(self, caller: Any) -> None:
-        """Warn that another pipeline has called a denoiser of the session's pipeline."""
-        kind = type(caller).__name__
-        if kind not in self._said and not self._has_reuse(caller):
-            self._say(
-                kind,
-                f"{kind} shares a denoiser with the {self._name} that reuse is enabled on (as after from_pipe), and "
-                "reuses nothing itself; call omnireuse.enable on it, too",
-            )
-
-    def have_replaced_the_denoiser(self) -> None:
-        """Warn that the denoiser was replaced during a run, for example by one in another precision."""
-        self._emit(FellBack("computing every step"))
-        self._say(
-            "replaced",
-            f"the denoiser of the {self._name} was replaced in mid-run: its other steps are computed, since a forecast "
-            "must not mix outputs of two models",
-        )
-
-    def _say(self, what: str, message: str) -> None:
-        if what not in self._said:
-            self._said.add(what)
-            logger.warning("%s", message)
+def caches_on(denoisers: Sequence[torch.nn.Module]) -> Iterator[tuple[str, str]]:
+    """The denoisers on which a cache of diffusers is at work (`enable_cache`), each with the name of that cache."""
+    for denoiser in map(unwrapped, denoisers):
+        if getattr(denoiser, "is_cache_enabled", False) is True:
+            yield type(denoiser).__name__, type(getattr(denoiser, "_cache_config", None)).__name__
 
 
 GUIDERS = ("guider", "guider_2")

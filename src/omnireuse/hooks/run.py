@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -15,16 +15,26 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.hooks.denoisers import adapter_scales, parameters_of
-from omnireuse.hooks.regions.rows import row_of
 from omnireuse.hooks.timesteps import NAMES
 from omnireuse.loop.branch_state import refuse_gradients
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation, layout_of
+from omnireuse.loop.stepper import Stepper
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, told_level
 from omnireuse.noise.signals import filtered, grid_of
 
-__all__ = ["Chooser", "Chosen", "DenoiserCall", "Layout", "Region", "RegionFactory", "Run", "RunStart"]
+__all__ = [
+    "Chooser",
+    "Chosen",
+    "DenoiserCall",
+    "Layout",
+    "Region",
+    "RegionFactory",
+    "Run",
+    "RunStart",
+    "previous_sample",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +46,16 @@ class RunStart:
         levels: noise level of each step; empty if unknown.
         scheduler: the pipeline's scheduler, with its timesteps; None if nobody watches one.
         shape: of the denoiser's latents, with the batch; empty if they are not one tensor.
+        call: of the pipeline, with its arguments; None in a loop that no call of it makes.
+        strategy: of runs that nobody chooses another one for; None if there is none.
     """
 
     total: int | None
     levels: Sequence[NoiseLevel]
     scheduler: Any
     shape: tuple[int, ...]
+    call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = None
+    strategy: Strategy | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +86,7 @@ class Run:
         generation: decides, and remembers.
         kind, references: as in `Chosen`.
         region: takes its calls.
+        step: the current one, from 0.
         latents: the sample that the scheduler returned last, which the current step starts from.
         calls: denoiser calls of the current step.
         branches: the same by denoiser and branch.
@@ -83,6 +98,7 @@ class Run:
 
     def __init__(self, generation: Generation, kind: str, region: Region, references: Any = None) -> None:
         self.generation, self.kind, self.region, self.references = generation, kind, region, references
+        self.step = 0
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
         self.calls = 0
@@ -110,13 +126,15 @@ class Run:
     def end_step(self, latents: torch.Tensor | None) -> None:
         """End the step; the next one starts from `latents`. Cost: one reduction."""
         if latents is not None and latents.is_floating_point() and latents.numel() and not latents.is_meta:
-            self.magnitudes.append((self.generation.index, torch.linalg.vector_norm(latents.detach(), math.inf)))
+            self.magnitudes.append((self.step, torch.linalg.vector_norm(latents.detach(), math.inf)))
         self.next_step()
         self.latents, self.is_stepped = latents, True
 
     def next_step(self) -> None:
         """The next call belongs to the next step."""
-        self.generation.advance()
+        self.step += 1
+        if self.generation.index < self.step:  # region "step" has ended it by `use`
+            self.generation.advance()
         self.latents, self.calls = None, 0
         self._orders.clear()
         self.branches.clear()
@@ -131,7 +149,7 @@ class Run:
     def is_reused_by_schedule(self) -> bool:
         """True if a schedule says before any call that the present step is reused."""
         schedule = self.generation.schedule
-        is_scheduled = schedule is not None and self.generation.index not in schedule
+        is_scheduled = schedule is not None and self.step not in schedule
         return is_scheduled and self.is_stepped and self.kind == "reuse"
 
     @property
@@ -156,8 +174,22 @@ class Run:
         self.latents = None
 
 
+def previous_sample(result: Any) -> torch.Tensor | None:
+    """The latents that a scheduler's step returned, in whatever form; None if there are none."""
+    sample = getattr(result, "prev_sample", None)
+    if sample is None and isinstance(result, (tuple, list)) and result:
+        sample = result[0]
+    return sample if isinstance(sample, torch.Tensor) else None
+
+
 class Region(ABC):
-    """The part that is skipped. It gets every denoiser call and every scheduler step of a run."""
+    """The part that is skipped. It gets every denoiser call and every scheduler step of a run.
+
+    Attributes:
+        stepper: answers in place of the run's generation; None for that one.
+    """
+
+    stepper: Stepper | None = None
 
     @property
     def held(self) -> Mapping[str, Any]:
@@ -175,9 +207,6 @@ class Region(ABC):
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         """The scheduler's input in place of `output`."""
         return output
-
-    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:  # noqa: B027  # most have seen all they need
-        """Take the latents that the scheduler's step has returned."""
 
     def undo(self) -> None:  # noqa: B027  # most put nothing
         """Take back whatever this region put between objects."""
@@ -206,26 +235,22 @@ class Layout(NamedTuple):
 
     def changes_to(self, other: Layout) -> str:
         """What differs in `other`, in words."""
-        return ", ".join(self._changes_to(other)) or "nothing"
-
-    def _changes_to(self, other: Layout) -> Iterator[str]:
-        if self.denoiser != other.denoiser:
-            yield "the denoiser"
+        found = ["the denoiser"] if self.denoiser != other.denoiser else []
         before = {name: what for name, *what in self.arguments}
         after = {name: what for name, *what in other.arguments}
         for name in sorted(before.keys() | after.keys()):
             old, new = before.get(name), after.get(name)
             if old is None or new is None:
-                yield f"{name} is given at some steps only"
+                found.append(f"{name} is given at some steps only")
             elif old != new:
-                shown = next((f"from {a} to {b}" for a, b in zip(old, new, strict=True) if a != b), "")
-                yield f"{name} {shown}"
+                found.append(f"{name} from {next(f'{a} to {b}' for a, b in zip(old, new, strict=True) if a != b)}")
         if self.scales != other.scales:
-            yield "the scales of adapters"
+            found.append("the scales of adapters")
         if self.controls != other.controls:
-            yield "the scales of ControlNets"
+            found.append("the scales of ControlNets")
         if self.streams != other.streams and self.arguments == other.arguments:
-            yield "the shapes of what enters the blocks"
+            found.append("the shapes of what enters the blocks")
+        return ", ".join(found) or "nothing"
 
 
 @dataclass(frozen=True)
@@ -253,20 +278,22 @@ class DenoiserCall:
     kwargs: Mapping[str, Any]
     controls: tuple[tuple[str, Any], ...] = ()
 
-    def decide(self, row: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1) -> Choice:
-        """Decide whether one row of the batch is computed or reused; None decides for all rows.
+    def ask(
+        self, samples: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1
+    ) -> list[Choice]:
+        """Decide whether each of so many samples of the batch is computed or reused; None decides for all together.
 
         Args:
             signal: that of the whole batch.
             visit: which way through the block stack within this call, from 1; each has a history of its own.
         """
-        return self.run.generation.decide(
+        return self.run.generation.ask(
             self.branch if visit == 1 else f"{self.branch}/{visit}",
             denoiser=self.denoiser,
             order=self.order,
-            sample=row,
+            samples=samples,
             layout=layout,
-            signal=None if signal is None else row_of(signal, row),
+            signal=signal,
         )
 
     def compute(self) -> Any:
@@ -282,15 +309,16 @@ class DenoiserCall:
     def arguments(self) -> Mapping[str, Any]:
         """The arguments by the names of the forward's parameters, however this call spells them; those given by
         position first."""
-        names = parameters_of(type(self.module).forward)
-        unnamed = [f"argument {place}" for place in range(len(names), len(self.args))]
-        return {**dict(zip((*names, *unnamed), self.args, strict=False)), **self.kwargs}
+        names: Sequence[str] = tuple(parameters_of(type(self.module).forward))
+        if len(self.args) > len(names):
+            names = [*names, *(f"argument {place}" for place in range(len(names), len(self.args)))]
+        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
 
     @cached_property
     def options(self) -> Hashable:
         """The choices that the call makes beside its inputs, `return_dict` among them: the form of its result."""
         given = {**parameters_of(type(self.module).forward), **self.arguments}
-        return tuple(sorted((name, value) for name, value in given.items() if isinstance(value, (bool, str))))
+        return tuple(sorted([(name, value) for name, value in given.items() if isinstance(value, (bool, str))]))
 
     @cached_property
     def configuration(self) -> Hashable:
@@ -328,12 +356,19 @@ class DenoiserCall:
         the scales of adapters, which a callback may change between steps, and those of ControlNets, which begin and end
         within a run."""
         scales = adapter_scales(self.module) if "peft_config" in vars(self.module) else None
-        named = [(name, value) for name, value in self.arguments.items() if name not in NAMES]
-        for name, value in named[:]:
-            if isinstance(value, (list, tuple)):
-                named += [(f"{name}[{place}]", each) for place, each in enumerate(value)]
-        tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
-        arguments = sorted([(name, tuple(value.shape), value.dtype, value.device) for name, value in tensors])
+        arguments = []
+        for name, value in self.arguments.items():
+            if name in NAMES:
+                continue
+            if isinstance(value, torch.Tensor):
+                arguments.append((name, tuple(value.shape), value.dtype, value.device))
+            elif isinstance(value, (list, tuple)):
+                arguments += [
+                    (f"{name}[{place}]", *layout_of(each)[0])
+                    for place, each in enumerate(value)
+                    if isinstance(each, torch.Tensor)
+                ]
+        arguments.sort()
         return Layout(tuple(arguments), scales, (), self.denoiser, self.controls)
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:

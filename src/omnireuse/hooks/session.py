@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -19,33 +19,29 @@ import torch
 
 from omnireuse.base.validation import field_error, is_whole
 from omnireuse.errors import StateError, UnsupportedModelError
-from omnireuse.hooks.callers import CallerWatch, callbacks_aside, calling, foreign_caller, is_called_by
-from omnireuse.hooks.companions import Companions
+from omnireuse.hooks.callers import CALLERS, CallerWatch, callbacks_aside, calling, foreign_caller, is_called_by
 from omnireuse.hooks.denoisers import check_agreement, model_name, parameters_of, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept
-from omnireuse.hooks.parts import GUIDERS, Guided, Others, Parts, guider_handlers
+from omnireuse.hooks.loops import Loop, Loops
+from omnireuse.hooks.parts import GUIDERS, Parts, caches_on, guider_handlers
 from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
-from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart
-from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps, previous_sample
+from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart, previous_sample
+from omnireuse.hooks.steps import Asked, Begin, StepHint
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Event, FellBack, Hook, RunEnded
+from omnireuse.loop.events import Event, FellBack, Hook, RunEnded, Unlike
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 
 if TYPE_CHECKING:
     from omnireuse.hooks.inert import InertRuns
 
-__all__ = ["Around", "Follower", "Session", "session_of"]
+__all__ = ["Around", "Session", "session_of"]
 
 logger = logging.getLogger("omnireuse")
 
 Around = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 """A function that makes one call of the pipeline by `Session.call`, with something before or after it:
 `around(proceed, args, kwargs)`, where `proceed` is the pipeline's own call."""
-
-Follower = Callable[[Strategy, "tuple[Any, Sequence[Any], Mapping[str, Any]] | None"], Chooser]
-"""A function that makes the chooser of runs in a call, from the session's strategy, the pipeline and the arguments of
-the call; the latter are None in a loop that does not call it. `profiles.guidance.CalibratedRuns.chooser` is one."""
 
 MOST_CALLS_A_STEP = 64
 """Far more than any guidance needs: a step with more calls is one whose end is not known."""
@@ -64,36 +60,6 @@ def session_of(pipeline: Any) -> Session | None:
         return next((session for session in _open if session.pipeline is pipeline), None)
 
 
-class Loop:
-    """The state of one sampling loop: of a call of the pipeline, or of all loops of a user's own in a thread.
-
-    Args:
-        chooser: chooses the strategy of its runs; None for the session's strategy.
-        in_call: whether a call of the pipeline makes it.
-    """
-
-    def __init__(self, chooser: Chooser | None = None, *, in_call: bool = False) -> None:
-        self.chooser, self.in_call = chooser, in_call
-        self.run: Run | None = None
-        """Under way."""
-        self.had_run = False
-        self.asked = 0
-        """Denoiser calls of its runs so far, made or reused."""
-        self.context: str | None = None
-        """The cache context that the pipeline has entered."""
-        self.final: torch.Tensor | None = None
-        """The latents that the scheduler has returned last."""
-        self.steps, self.companions, self.guided = Steps(in_call=in_call), Companions(), Guided()
-
-
-class _Loops(threading.local):
-    """The loops of one thread: those of the calls under way, the innermost last, and a user's own."""
-
-    def __init__(self) -> None:
-        self.own, self.calls = Loop(), list[Loop]()
-        self.final: torch.Tensor | None = None
-
-
 class Session:
     """One strategy on one pipeline, from construction until `close`, or until the pipeline is gone.
 
@@ -105,12 +71,12 @@ class Session:
         counts: the hook that takes every event.
         inert: looks at each run at its end.
         handle: the user's.
-        follows: chooses the strategy of each run; None if `strategy` serves any.
+        chooser: as the attribute.
         adapts: go on in region "call" if region "step" meets a denoiser that returns several kinds of latents.
 
     Attributes:
         strategy: of runs that no chooser chooses another one for.
-        outside: chooses the strategy of runs that no call of the pipeline makes; None for `strategy`.
+        chooser: chooses what runs follow whose call has no chooser of its own; None for `strategy`.
         calls_outside: denoiser calls that belonged to no run and were passed on.
         hooks: take every event, in order.
         tuner: measures its calls; None if nothing is tuned.
@@ -130,7 +96,7 @@ class Session:
         *,
         handle: Any = None,
         agreement: Agreement | None = None,
-        follows: Follower | None = None,
+        chooser: Chooser | None = None,
         adapts: bool = False,
     ) -> None:
         self._pipeline = self._hold(pipeline)
@@ -140,11 +106,9 @@ class Session:
         self.tuner: Any = None
         self._expected: int | None = None
         """Number of steps of the next run, if no scheduler tells it."""
-        self.outside: Chooser | None = None if follows is None else lambda start: follows(self.strategy, None)(start)
-        self._make_region, self._follows, self._adapts = make_region, follows, adapts
+        self._make_region, self.chooser, self._adapts = make_region, chooser, adapts
         self._agreement, self._numbers, self._said = agreement or Agreement(), itertools.count(1), set[str]()
-        self._others = Others(self._name, self.emit, lambda pipeline: session_of(pipeline) is not None)
-        self._parts, self._loops = Parts(self._handlers), _Loops()
+        self._parts, self._loops = Parts(self._handlers), Loops()
         self._region: Region | None = None
         """The region that `_kind` names; None if nothing is intercepted."""
         self._kind = ""
@@ -186,14 +150,9 @@ class Session:
         """True within a call of the pipeline by this thread."""
         return bool(self._loops.calls)
 
-    def surround(self, around: Around, outside: Chooser | None = None) -> Around:
-        """Make the pipeline's calls by `around` from now on; return the function that has made them until now.
-
-        Args:
-            outside: chooses the strategy of runs that no call of the pipeline makes; None leaves that as it is.
-        """
+    def surround(self, around: Around) -> Around:
+        """Make the pipeline's calls by `around` from now on; return the function that has made them until now."""
         before, self._around = self._around or self.call, around
-        self.outside = outside or self.outside
         return before
 
     def _hold(self, pipeline: Any) -> Callable[[], Any]:
@@ -217,7 +176,7 @@ class Session:
             _kept.discard(self)
             was_open, self._is_open = self._is_open, False
         self._end()
-        self._loops = _Loops()
+        self._loops = Loops()
         self._drop_region()
         self._parts.undo()
         if self._on_pipeline is not None:
@@ -270,12 +229,10 @@ class Session:
         kwargs: Mapping[str, Any],
         chooser: Chooser | None = None,
     ) -> Any:
-        """One call of the pipeline, whose runs follow the chooser's strategy; None for the session's strategy."""
+        """One call of the pipeline, whose runs follow what the chooser chooses; None for the session's chooser."""
         self._refresh()
         pipeline, outside = self.pipeline, self.calls_outside
-        if chooser is None and self._follows is not None:
-            chooser = self._follows(self.strategy, (pipeline, args, kwargs))
-        loop, loops = Loop(chooser, in_call=True), self._loops
+        loop, loops = Loop(chooser, (pipeline, args, kwargs)), self._loops
         loop.steps.announce()
         loops.calls.append(loop)
         try:
@@ -308,7 +265,7 @@ class Session:
         return {"__call__": self._companion_called(name, part)} if isinstance(part, torch.nn.Module) else {}
 
     def _timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if not is_called_by(self.pipeline):
+        if not self._is_caller():
             return proceed(*args, **kwargs)
         self._end()
         result = proceed(*args, **kwargs)
@@ -321,11 +278,15 @@ class Session:
     def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         loop = self.loop
         run = loop.run
-        if run is None or not is_called_by(self.pipeline):
+        if run is None or not self._is_caller():
             return proceed(*args, **kwargs)
         if not run.calls:
             if self._parts.have_other_denoisers(self.pipeline):
-                self._others.have_replaced_the_denoiser()
+                self.emit(FellBack("computing every step"))
+                self._warn(
+                    f"the denoiser of the {self._name} was replaced in mid-run: its other steps are computed, since a "
+                    "forecast must not mix outputs of two models"
+                )
                 self._end()
                 return proceed(*args, **kwargs)
             # No denoiser call: the pipeline goes on with what the step before has given (Cosmos 1.0).
@@ -337,7 +298,7 @@ class Session:
             run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
             moved = loop.steps.moved_to(run, values.get("timestep"))
             # The first step was computed, and what it has given belongs to another step.
-            if moved is None or run.generation.index:
+            if moved is None or run.step:
                 output = region.scheduler_step(run, values["model_output"], values["sample"])
                 if args:
                     args = (output, *args[1:])
@@ -348,8 +309,9 @@ class Session:
             self._end()
             raise
         latents = previous_sample(result)
-        region.stepped(run, latents)
-        if loop.in_call:
+        if region.stepper is not None:
+            region.stepper.arrived(latents)
+        if loop.call is not None:
             loop.final = latents
         if moved is not None:
             logger.info("the loop goes on at another step than the one after the last: its memory is dropped")
@@ -400,35 +362,33 @@ class Session:
 
     def _run_of(self, loop: Loop, asked: Asked) -> Run | None:
         """The run that a denoiser call belongs to; None for a call that belongs to none."""
-        if not is_called_by(self.pipeline):
+        if not self._is_caller():
             if (caller := foreign_caller()) is not None:
-                self._others.was_called_by(caller)
+                kind = type(caller).__name__
+                if session_of(caller) is None:
+                    self._warn(
+                        f"{kind} shares a denoiser with the {self._name} that reuse is enabled on (as after from_pipe),"
+                        " and reuses nothing itself; call omnireuse.enable on it, too"
+                    )
             return None
-        steps, run = loop.steps, loop.run
-        if run is not None and steps.scheduler is None:
-            if not loop.in_call and steps.is_foreign(run, asked):
-                return None
-            if run.is_stepped:
-                return run
-        if steps.scheduler is not None:
+        if loop.steps.scheduler is not None:
             check_agreement(self.strategy.policy, self._agreement, asked.module)
-        taken = getattr(self.pipeline, "num_timesteps", None)
-        is_watched = self._parts.scheduler is not None
-        move = steps.move(run, asked, is_watched=is_watched, expected=self._expected, taken=taken)
-        if isinstance(move, Begin):
-            return self._begin(move, _shape_of(asked.args, asked.kwargs))
-        if run is None or move is None:
-            return None
-        for _ in range(move):
-            run.next_step()
-        return run
+        taken, is_watched = getattr(self.pipeline, "num_timesteps", None), self._parts.scheduler is not None
+        found = loop.place(asked, is_watched=is_watched, expected=self._expected, taken=taken)
+        if isinstance(found, Begin):
+            return self._begin(found, () if asked.latents is None else tuple(asked.latents.shape))
+        return found
+
+    def _is_caller(self) -> bool:
+        """True if the pipeline's own call runs, or a loop of a user's own."""
+        pipeline, callers = self.pipeline, CALLERS.get()
+        return bool(callers and callers[-1] is pipeline) or is_called_by(pipeline)
 
     @contextmanager
     def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         loop = self.loop
-        outer = loop.context, loop.steps.hint
-        hint = StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma")))
-        loop.context, loop.steps.hint = name, hint
+        outer, hint = (loop.context, loop.steps.hint), map(kwargs.get, ("step_index", "num_inference_steps", "sigma"))
+        loop.context, loop.steps.hint = name, StepHint(*hint)
         try:
             with proceed(name, *args, **kwargs) as entered:
                 yield entered
@@ -440,7 +400,7 @@ class Session:
         names = parameters_of(type(unwrapped(module)).forward)
 
         def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if not is_called_by(self.pipeline):
+            if not self._is_caller():
                 return proceed(*args, **kwargs)
             loop = self.loop
             run = loop.run if loop.steps.scheduler is None else None
@@ -456,9 +416,17 @@ class Session:
         loop = self.loop
         if begin.ends_step and loop.run is not None:
             loop.run.next_step()
-        self._end_run(loop, is_complete=begin.completes)
-        start = RunStart(total=begin.total, levels=begin.levels, scheduler=begin.scheduler, shape=shape)
-        chooser = loop.chooser if loop.in_call else self.outside
+        run, loop.run = loop.run, None
+        self._drop(loop, run, begin.completes)
+        start = RunStart(
+            total=begin.total,
+            levels=begin.levels,
+            scheduler=begin.scheduler,
+            shape=shape,
+            call=loop.call,
+            strategy=self.strategy,
+        )
+        chooser = loop.chooser or self.chooser
         chosen = Chosen(strategy=self.strategy) if chooser is None else chooser(start)
         is_shadow = chosen.kind == "shadow"
         generation = self.generation(chosen.strategy, start)
@@ -466,8 +434,11 @@ class Session:
             generation.number, generation.emit = next(self._numbers), self.emit
         region = chosen.region or self._region_for(chosen.strategy)
         loop.had_run, loop.run = True, Run(generation, chosen.kind, region, chosen.references)
-        if not is_shadow:
-            self._caution(chosen.strategy, generation)
+        caution = None
+        if generation.total is not None and not is_shadow:
+            caution = chosen.strategy.policy.caution(generation.total, generation.noises)
+        if caution is not None:  # a second run of the same length adds nothing
+            self._warn(caution)
         return loop.run
 
     def generation(self, strategy: Strategy, start: RunStart, samples: int = 1) -> Generation:
@@ -481,23 +452,23 @@ class Session:
         for hook in self.hooks:
             hook(event)
 
-    def _caution(self, strategy: Strategy, generation: Generation) -> None:
-        total = generation.total
-        caution = None if total is None else strategy.policy.caution(total, generation.noises)
-        # Once for each text: a second run of the same length adds nothing.
-        if caution is not None and caution not in self._said:
-            self._said.add(caution)
-            logger.warning("%s", caution)
+    def _warn(self, text: str) -> None:
+        """Log a warning, once in so many words."""
+        if text not in self._said:
+            self._said.add(text)
+            logger.warning("%s", text)
 
     def _end(self, *, is_complete: bool = False) -> None:
         """Drop the run of this thread's loop and everything it kept. Idempotent."""
         loop = self.loop
-        loop.steps.forget()
-        loop.guided.batch = None
-        self._end_run(loop, is_complete=is_complete)
+        self._drop(loop, loop.end(), is_complete)
 
-    def _end_run(self, loop: Loop, *, is_complete: bool) -> None:
-        run, loop.run = loop.run, None
+    def _drop(self, loop: Loop, run: Run | None, is_complete: bool) -> None:
+        """Drop everything that a run of a loop has kept, and tell the hooks of its end.
+
+        Raises:
+            StateError: a forecast was not finite.
+        """
         if run is None:
             return
         generation, kept = run.generation, run.kept_bytes if run.kind == "reuse" else 0
@@ -511,7 +482,7 @@ class Session:
         is_complete = is_complete or generation.finished
         broken = run.first_broken() if is_complete else None
         # If timesteps alone tell the steps, the last one ends when another run begins.
-        is_whole = is_complete or (not run.is_stepped and generation.index >= (generation.total or 0) - 1)
+        is_whole = is_complete or (not run.is_stepped and run.step >= (generation.total or 0) - 1)
         try:
             self._inert.end(run, is_complete, broken)
         finally:
@@ -547,7 +518,13 @@ class Session:
                 f"Strategy(region='step'): {self._name}.scheduler must have set_timesteps and step, "
                 f"got {got!r}; use region='call', which needs no scheduler"
             )
-        self._others.look_for_caches(parts.denoisers)
+        for model, cache in caches_on(parts.denoisers):
+            but = f"a cache of diffusers ({cache}) is at work on {model}, too"
+            self.emit(Unlike(but))
+            self._warn(
+                f"{but}: both skip work, the summary counts this library's share alone, and nothing is promised; "
+                f"disable one of the two (disable_cache() of the {model}, or omnireuse.disable)"
+            )
 
     def _drop_region(self) -> None:
         if self._region is not None:
@@ -568,9 +545,3 @@ class Session:
         region = self._make_region(strategy, self._parts.denoisers, self._parts)
         run.region, run.generation.strategy = region, strategy
         return region
-
-
-def _shape_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[int, ...]:
-    """The shape of the latents that a denoiser is called with, its first tensor; empty if that is none."""
-    first = next((each for each in (*args[:1], *kwargs.values()) if isinstance(each, torch.Tensor)), None)
-    return () if first is None else tuple(first.shape)

@@ -14,13 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from omnireuse.base.validation import is_number
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.run import Run
-from omnireuse.hooks.timesteps import StepsByTimestep, given_timestep, is_number, timestep_of, warn_without_timestep
+from omnireuse.hooks.timesteps import StepsByTimestep, given_timestep, timestep_of, warn_without_timestep
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 
-__all__ = ["Asked", "Begin", "StepHint", "Steps", "previous_sample"]
+__all__ = ["Asked", "Begin", "StepHint", "Steps"]
 
 _SCALE_TOLERANCE = 0.01
 """Rounding of a scaled timestep in bfloat16 is 0.4 %."""
@@ -275,7 +276,7 @@ class Steps:
         Known if the loop hands on the scheduler's timesteps, or a multiple of them. A call of the pipeline makes
         previews in callbacks, which are named, so nobody asks for it there.
         """
-        index = self._begin + run.generation.index
+        index = self._begin + run.step
         if self._table is None or index >= len(self._table):
             return False
         table, given = self._table, given_timestep(asked.module, asked.args, asked.kwargs)
@@ -303,7 +304,7 @@ class Steps:
 
         Cost: none in a loop over the scheduler's timesteps; a timestep of another tensor on a device is not read.
         """
-        table, index = self._table, self._begin + run.generation.index
+        table, index = self._table, self._begin + run.step
         if table is None or index >= len(table) or table.entry(timestep) == index:
             return None
         value = table.read(timestep)
@@ -318,18 +319,10 @@ class Steps:
         return Begin(total=total, levels=levels, scheduler=self._scheduler)
 
 
-def previous_sample(result: Any) -> torch.Tensor | None:
-    """The latents that a scheduler's step returned, in whatever form; None if there are none."""
-    sample = getattr(result, "prev_sample", None)
-    if sample is None and isinstance(result, (tuple, list)) and result:
-        sample = result[0]
-    return sample if isinstance(sample, torch.Tensor) else None
-
-
 def _finishes(run: Run, ahead: int) -> bool:
     """True if a run is over after so many more steps."""
-    generation = run.generation
-    return generation.total is not None and generation.index + ahead >= generation.total
+    total = run.generation.total
+    return total is not None and run.step + ahead >= total
 
 
 def _version(tensor: torch.Tensor) -> int | None:

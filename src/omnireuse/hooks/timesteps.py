@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-import numbers
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal
 
 import torch
 
+from omnireuse.base.validation import is_number
 from omnireuse.hooks.denoisers import parameters_of, unwrapped
 
-__all__ = ["NAMES", "StepsByTimestep", "given_timestep", "is_number", "timestep_of", "warn_without_timestep"]
+__all__ = ["NAMES", "StepsByTimestep", "given_timestep", "timestep_of", "warn_without_timestep"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -38,18 +38,8 @@ def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
 
     Cost: one read of the device.
     """
-    return _number(given_timestep(module, args, kwargs))
-
-
-def is_number(value: object) -> bool:
-    """True for a real number of Python's or numpy's."""
-    return isinstance(value, numbers.Real) and not isinstance(value, bool)
-
-
-def _number(given: Any) -> float | None:
-    if given is None:
-        return None
-    return float(given.max()) if isinstance(given, torch.Tensor) else float(given)
+    given = given_timestep(module, args, kwargs)
+    return float(given.max()) if isinstance(given, torch.Tensor) else None if given is None else float(given)
 
 
 @lru_cache(maxsize=256)

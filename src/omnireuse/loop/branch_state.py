@@ -49,13 +49,14 @@ class BranchState:
         memories: of each remembered value; empty before the first.
         primed: whether every value can be forecast.
         dtypes, shapes: of the values as they were computed.
-        output_dtype: of the model's last computed output.
+        output_dtypes: of the model's last computed outputs.
         layout: of the inputs that the memories belong to.
         step: the last one that it was carried out at, computed or reused; None before the first.
         signal: the watched tensor of the step that drift is measured from.
         computed: signal and values of the last computed step, if the output's change is estimated from the signal's.
         rate: relative change of the values over that of the signal between the last two computed steps.
         error: of the last forecast that was compared with the truth.
+        heading: mean `Memory.heading` of the last computed values; None if forecasts were not measured then.
         consecutive: reused steps since the last computed one.
     """
 
@@ -68,13 +69,14 @@ class BranchState:
     primed: bool = False
     dtypes: list[torch.dtype] = field(default_factory=list)
     shapes: list[torch.Size] = field(default_factory=list)
-    output_dtype: torch.dtype = torch.float32
+    output_dtypes: list[torch.dtype] = field(default_factory=list)
     layout: Hashable = None
     step: int | None = None
     signal: torch.Tensor | None = None
     computed: tuple[torch.Tensor, Sequence[torch.Tensor]] | None = None
     rate: float | None = None
     error: float | None = None
+    heading: float | None = None
     consecutive: int = 0
 
     def __post_init__(self) -> None:
@@ -84,7 +86,7 @@ class BranchState:
     def forget(self) -> None:
         """Drop every tensor and start anew, as after a change of layout or of guidance."""
         self.policy, self.memories, self.signal, self.computed = self.strategy.policy.start(), [], None, None
-        self.rate = self.error = None
+        self.rate = self.error = self.heading = None
         self.primed, self.consecutive = False, 0
 
     def transformed(self, change: Callable[[torch.Tensor], torch.Tensor]) -> BranchState:
@@ -125,7 +127,7 @@ class BranchState:
         values: Sequence[torch.Tensor],
         *,
         signal: torch.Tensor | None,
-        scales: Scales | None,
+        scales: Scales,
         gap: Gap | None,
         forecasts: Callable[[], list[torch.Tensor]],
     ) -> tuple[float | None, list[torch.Tensor] | None]:
@@ -135,7 +137,7 @@ class BranchState:
             coordinate: of the values.
             values: the computed ones.
             signal: watched at this step; None if nothing was.
-            scales: units of errors; the values' own magnitude by default.
+            scales: units of errors.
             gap: the reused steps that these values end, if their effect is to be corrected.
             forecasts: gives the forecasts for these values.
 
@@ -147,7 +149,7 @@ class BranchState:
             StateError: a value that needs a gradient.
         """
         refuse_gradients(values)
-        error = None
+        error = self.heading = None
         if self.primed and measures_errors(self.strategy, values[0]):
             error = self._measure_error(forecasts(), values, scales)
         self.start_memories(values)
@@ -186,23 +188,26 @@ class BranchState:
         self.dtypes, self.shapes = [value.dtype for value in values], [value.shape for value in values]
 
     def _measure_error(
-        self, forecasts: Sequence[torch.Tensor], values: Sequence[torch.Tensor], scales: Scales | None
+        self, forecasts: Sequence[torch.Tensor], values: Sequence[torch.Tensor], scales: Scales
     ) -> float | None:
-        """Keep the forecasts' error relative to x0 for the policy, and return that relative to the output; None if
-        forecasts and values do not fit."""
+        """Keep the heading, and the forecasts' error relative to x0 for the policy; return that relative to the output,
+        None if forecasts and values do not fit."""
         if [forecast.shape for forecast in forecasts] != [value.shape for value in values]:
             return None
-        of_output, of_x0 = (magnitude(*values),) * 2 if scales is None else scales()
+        of_output, of_x0 = scales()
+        headings = [memory.heading(value) for memory, value in zip(self.memories, values, strict=True)]
+        heading = torch.stack(headings).mean()
         off = magnitude(*(f.float() - v.float() for f, v in zip(forecasts, values, strict=True)))
         if self.strategy.policy.needs_error and not self.agreement.is_alone:
             # Equal on all ranks, whatever the sizes of their shards.
             count = sum(value.numel() for value in values)
             self.error = self.agreement.ratio(torch.stack((off, of_x0)) * count)
-            numerator, denominator = torch.stack((off, of_output)).tolist()
+            numerator, denominator, cosine = torch.stack((off, of_output, heading)).tolist()
         else:
-            # One read for both, for each waits for the device.
-            numerator, denominator, x0 = torch.stack((off, of_output, of_x0)).tolist()
+            # One read for all, for each waits for the device.
+            numerator, denominator, cosine, x0 = torch.stack((off, of_output, heading, of_x0)).tolist()
             self.error = numerator / x0 if x0 else math.inf if numerator else 0.0
+        self.heading = None if math.isnan(cosine) else cosine
         return numerator / denominator if denominator else None
 
     def _measure_rate(self, signal: torch.Tensor, values: Sequence[torch.Tensor]) -> None:

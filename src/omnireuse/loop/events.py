@@ -59,6 +59,8 @@ class Decision:
         drift: relative L1 change of the signal since the previous step; None if it was not measured.
         measured: the value that the policy compared with its threshold; None if it measured nothing.
         error: on a computed step, the relative L1 error that the forecast for it would have had; None if unknown.
+        heading: measured with `error`: the cosine of the remembered value's change since the last computed step and
+            its change before; near 1 if a line forecasts it, negative if it turned round. None if unknown.
         host_seconds: time spent on the decision and on the forecast, without the model's own computation.
     """
 
@@ -75,6 +77,7 @@ class Decision:
     drift: float | None
     measured: float | None = None
     error: float | None
+    heading: float | None = None
     host_seconds: float
 
 

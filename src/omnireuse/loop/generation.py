@@ -1,8 +1,8 @@
 """One generation of one request: it decides at each step, forecasts missing outputs, and learns from computed ones.
 
 It knows nothing of pipelines, hooks or threads. `examples/own_loop.py` shows its life: `computes`, then `use`, at each
-step. Hosts that forecast each call of a step for itself ask for the parts: `decide` and `carry_out` for each call, and
-`advance` at the end of the step.
+step. Hosts that forecast each call of a step for itself put the same two questions for each call, `ask` and `answer`,
+and `advance` at the end of the step.
 """
 
 from __future__ import annotations
@@ -29,11 +29,16 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, Parametrization
 from omnireuse.policies.base import StepView
 
-__all__ = ["Emit", "Generation", "layout_of"]
+__all__ = ["Emit", "Generation", "layout_of", "row_of"]
 
 logger = logging.getLogger("omnireuse")
 
 Emit = Callable[[Decision], None]
+
+
+def row_of(batch: torch.Tensor, row: int | None) -> torch.Tensor:
+    """One row, as a batch of one; all of them for None. A tensor of one row is that of every sample."""
+    return batch if row is None or batch.shape[0] == 1 else batch[row : row + 1]
 
 
 def layout_of(*values: object) -> tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]:
@@ -97,6 +102,10 @@ class Generation(Stepper):
         """The layouts before and after the latest change of one."""
         self.samples = 1
         """Rows of the batch that `computes` decides on one by one, if the strategy says so."""
+        self.is_of_new_kind = False
+        """Whether this step's output is of another kind than those before, as when guidance begins or ends. A computed
+        one starts the memory anew; a forecast is the last one that the old memory is used for."""
+        self.reused_samples = list[int | None]()
         self._choices: list[Choice] = []
         """Of the step that `computes` was asked for, until `use`."""
         self._move_to(0)
@@ -112,7 +121,7 @@ class Generation(Stepper):
         """True if all steps are done."""
         return self.total is not None and self.index >= self.total
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         """Whether the model is called at this step. Ask once for each step, in order.
 
         Raises:
@@ -120,10 +129,12 @@ class Generation(Stepper):
         """
         if step != self.index:
             raise StateError(f"step {step} is asked for although step {self.index} is due")
-        layout, by_sample = (denoiser, layout_of(latents)), self.samples > 1 and self.strategy.decides_by_sample
-        rows: Sequence[int | None] = range(self.samples) if by_sample else [None]
-        self._choices = [self.decide(sample=row, layout=layout, signal=latents) for row in rows]
-        return not all(choice.reuse for choice in self._choices)
+        samples = self.samples if self.samples > 1 and self.strategy.decides_by_sample else None
+        watched = () if latents is None else layout_of(latents)
+        self._choices = self.ask(samples=samples, layout=(kind, *watched), signal=latents)
+        reused = [choice.sample for choice in self._choices if choice.reuse]
+        self.reused_samples = [] if samples is None else reused
+        return len(reused) < len(self._choices)
 
     def use(
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
@@ -138,30 +149,65 @@ class Generation(Stepper):
             raise StateError("Generation.use: the step must be asked for first; call computes(step, latents)")
         if output is not None and all(choice.reuse for choice in choices):  # the host has computed all the same
             choices = [replace(choice, reuse=False) for choice in choices]
-        used = [self.carry_out(choice, output, latents) for choice in choices]
+        forgotten, self.is_of_new_kind = choices if self.is_of_new_kind else [], False
+        for choice in forgotten:
+            if not choice.reuse:
+                self.forget(choice)
+        used = self.answer(choices, None if output is None else [output], [latents])
+        for choice in forgotten:
+            if choice.reuse:
+                self.forget(choice)
         self.advance()
-        return used[0] if len(used) == 1 else torch.cat(used)
+        return used[0]
 
-    def carry_out(self, choice: Choice, output: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
-        """The solver's input for a choice of this step: the forecast, or the computed output, which is learnt from.
+    def ask(self, branch: str = "step", *, samples: int | None = None, **given: Any) -> list[Choice]:
+        """Decide for each of so many samples of the batch, or for all of them together; the rest as in `decide`.
 
         Args:
-            choice: made at this step.
-            output: of the model, shape (B, …); kept only as a copy, and not looked at if the choice is to reuse.
-            latents: that the model was called with, or would have been.
+            signal: of the whole batch. Branches that are stacked in it follow each other, each with all samples.
+        """
+        if samples is None:
+            return [self.decide(branch, **given)]
+        signal = given.pop("signal", None)
+        own = [signal if signal is None or len(signal) == 1 else signal[row::samples] for row in range(samples)]
+        return [self.decide(branch, sample=row, signal=each, **given) for row, each in enumerate(own)]
+
+    def answer(
+        self,
+        choices: Sequence[Choice],
+        outputs: Sequence[torch.Tensor] | None,
+        samples: Sequence[torch.Tensor | None],
+    ) -> Sequence[torch.Tensor]:
+        """What stands for a branch's outputs at this step: forecasts, corrected outputs, or they themselves.
+
+        Args:
+            choices: made at this step, for all samples of the batch or for one each.
+            outputs: of the model, shape (B, …); kept only as copies. Not looked at for samples that are reused.
+            samples: what each output was computed from, or would have been: the latents.
 
         Returns:
-            A new tensor, or the output itself. If one sample was decided on, for that sample alone.
+            `outputs` if all of them are used as they are; new tensors if samples were decided on one by one. For one
+            sample, its own alone.
         """
-        if choice.sample is not None:
-            row = slice(choice.sample, choice.sample + 1)
-            output, latents = None if output is None else output[row], latents[row]
-        if choice.reuse:
-            return self.predict_outputs(choice, [latents], [self.state_of(choice).output_dtype])[0]
-        if output is None:
-            raise StateError(f"step {self.index} computes ({choice.reason}), and its output must be given")
-        corrected = self.observe_outputs(choice, [output], [latents])
-        return output if corrected is None else corrected[0]
+        parts = list[Sequence[torch.Tensor]]()
+        for choice in choices:
+            row = choice.sample
+            own = samples if row is None else [None if each is None else row_of(each, row) for each in samples]
+            if choice.reuse:
+                parts.append(self.predict_outputs(choice, own))
+                continue
+            if outputs is None:
+                raise StateError(f"step {self.index} computes ({choice.reason}), and its output must be given")
+            given = outputs if row is None else [row_of(each, row) for each in outputs]
+            corrected = self.observe_outputs(choice, given, own)
+            parts.append(given if corrected is None else corrected)
+        if len(parts) == 1:
+            return parts[0]
+        return [torch.cat(each) for each in zip(*parts, strict=True)]
+
+    def carry_out(self, choice: Choice, output: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
+        """The solver's input for one choice of this step, as `answer` for one output."""
+        return self.answer([choice], None if output is None else [output], [latents])[0]
 
     def decide(
         self,
@@ -247,12 +293,10 @@ class Generation(Stepper):
         must = next((reason for reason, holds in guards.items() if holds), None)
         return is_wanted and must is None, must or ("policy" if leader is None else "together")
 
-    def predict_outputs(
-        self, choice: Choice, samples: Sequence[torch.Tensor | None] = (), dtypes: Sequence[torch.dtype] = ()
-    ) -> list[torch.Tensor]:
-        """The forecasts of the model's outputs; without samples the forecast values themselves, copied."""
+    def predict_outputs(self, choice: Choice, samples: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
+        """The forecasts of the model's outputs, in their dtypes."""
         started, state = perf_counter(), self.state_of(choice)
-        outputs = self.outputs.outputs(self.level, samples, self.forecasts(state), dtypes)
+        outputs = self.outputs.outputs(self.level, samples, self.forecasts(state), state.output_dtypes)
         self.conclude(choice, state, started)
         return outputs
 
@@ -265,34 +309,25 @@ class Generation(Stepper):
         return [forecast.to(dtype) for forecast, dtype in zip(found, state.dtypes, strict=True)]
 
     def observe_outputs(
-        self,
-        choice: Choice,
-        outputs: Sequence[torch.Tensor],
-        samples: Sequence[torch.Tensor | None] | None = None,
+        self, choice: Choice, outputs: Sequence[torch.Tensor], samples: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor] | None:
-        """Learn from the model's outputs; their corrections, or None if they are used as they are.
-
-        Without samples they are the values to remember, and are kept as they are: nobody may write to them.
-        """
+        """Learn from the model's outputs; their corrections, or None if they are used as they are."""
         started, state, algebra = perf_counter(), self.state_of(choice), self.outputs
-        values = outputs if samples is None else algebra.values(self.level, samples, outputs)
+        values = algebra.values(self.level, samples, outputs)
         if not values:
             self.pass_by(choice)
             return None
-        scales = None if samples is None else partial(algebra.scales, self.level, samples[0], outputs[0], values[0])
-        state.output_dtype = outputs[0].dtype
+        state.output_dtypes = [output.dtype for output in outputs]
         error, corrected = state.observe(
             self.coordinate,
             values,
             signal=choice.signal,
-            scales=scales,
+            scales=partial(algebra.scales, self.level, samples, outputs, values),
             gap=state.gap_before(self.index, self.levels, algebra.target),
             forecasts=partial(self.forecasts, state),
         )
         self.conclude(choice, state, started, error=error, corrected=corrected is not None)
-        if corrected is None or samples is None:
-            return corrected
-        return algebra.outputs(self.level, samples, corrected, [output.dtype for output in outputs])
+        return None if corrected is None else algebra.outputs(self.level, samples, corrected, state.output_dtypes)
 
     def pass_by(self, choice: Choice) -> None:
         """Record a computed step without remembering anything of it."""
@@ -423,6 +458,7 @@ class Generation(Stepper):
                 drift=view.drift,
                 measured=measured,
                 error=error,
+                heading=None if choice.reuse else state.heading,
                 host_seconds=seconds,
             )
         )

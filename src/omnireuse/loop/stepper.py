@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,17 +17,26 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Stepper(ABC):
     """Answers for each step of one loop whether it is computed, and what the solver gets. `stepped` asks both.
 
-    A generation, the recording of a full run and runs beside a recorded one are steppers.
+    A generation, the recording of a full run and runs beside a recorded one are steppers. Hosts whose solver makes one
+    call a step ask by `stepped`. Region `step` of a pipeline asks at the step's first call of the denoiser, and gives
+    the scheduler what is used. Regions that forecast each call for itself ask a generation the same two questions of
+    each branch of guidance: `Generation.ask`, and `Generation.answer`.
+
+    Attributes:
+        reused_samples: rows of the batch that are forecast at a step that is computed for the others.
     """
 
+    reused_samples: Sequence[int | None] = ()
+
     @abstractmethod
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         """Whether the model is called at this step. Asked once for each step, in order.
 
         Args:
             step: from 0.
-            latents: that the model would get, shape (B, …); None if they are not one tensor.
-            denoiser: place of the model, for hosts with one for early and one for late steps.
+            latents: that the model would get, shape (B, …); None if they are not one tensor, or nobody watches them.
+            kind: of the model's outputs, which are not forecast from those of another kind: one host has two models,
+                for early and late steps, another has guidance that begins on the way.
         """
 
     @abstractmethod
@@ -54,6 +63,14 @@ class Stepper(ABC):
             kinds: of latents in it, of which the solver gets one.
         """
 
+    def known(self, call: int, device: torch.device | None) -> Any:
+        """The output that stands in for a call that is not made at this step; None if nothing is known of it.
+
+        Args:
+            call: its place in the step, from 0.
+        """
+        return None
+
     def arrived(self, latents: torch.Tensor | None) -> None:  # noqa: B027  # most see them at the next step
         """Take the latents that the solver has returned, from hosts that see them, and at the end of the loop."""
 
@@ -64,11 +81,11 @@ def stepped(
     step: int,
     latents: torch.Tensor,
     *,
-    denoiser: int = 0,
+    kind: Hashable = 0,
     given: Mapping[str, Any] = NOTHING,
 ) -> torch.Tensor:
     """The solver's input at one step: what `compute` returns, or a forecast of it."""
-    output = compute() if stepper.computes(step, latents, denoiser=denoiser) else None
+    output = compute() if stepper.computes(step, latents, kind=kind) else None
     used = stepper.use(output, latents, given)
     if used is None:
         used = stepper.use(compute(), latents, given)

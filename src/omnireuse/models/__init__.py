@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omnireuse.base.registry import Registry
 from omnireuse.errors import UnknownNameError, UnsupportedModelError
-from omnireuse.models.block_stack import BlockStack
+from omnireuse.hooks.regions.stack import BlockStack
 from omnireuse.models.declarations import STACKS
 
 __all__ = ["BLOCK_STACKS", "UNSUPPORTED", "BlockStack", "block_stack_for"]

@@ -6,15 +6,53 @@ from typing import Any
 
 import torch
 
-from omnireuse.models.block_stack import (
-    IMAGE_FIRST,
-    TEXT_FIRST,
-    Arguments,
-    BlockStack,
-    modulated,
-    norm_output,
-    single_table,
-)
+from omnireuse.hooks.regions.stack import Arguments, BlockStack, Signal
+
+__all__ = ["STACKS"]
+
+TEXT_FIRST = ("encoder_hidden_states", "hidden_states")
+IMAGE_FIRST = ("hidden_states", "encoder_hidden_states")
+
+
+def norm_output(*arguments: str, norm: str = "norm1", **keywords: str) -> Signal:
+    """A signal: the first thing that the block's first normalisation returns.
+
+    Args:
+        arguments: names of the block's arguments that it is called with, by position.
+        norm: name of the normalisation.
+        keywords: the same by keyword.
+    """
+
+    def read(block: Any, given: Arguments) -> torch.Tensor:
+        positional = [given[name] for name in arguments]
+        result = getattr(block, norm)(*positional, **{key: given[name] for key, name in keywords.items()})
+        tokens: torch.Tensor = result if isinstance(result, torch.Tensor) else result[0]
+        return tokens
+
+    return read
+
+
+def single_table(embedding: str) -> Signal:
+    """A signal: one projection for all blocks and a table for each with shift and scale first (adaLN-single).
+
+    Args:
+        embedding: the argument with the projected time embedding, (batch, [tokens,] rows · channels).
+    """
+
+    def read(block: Any, given: Arguments) -> torch.Tensor:
+        tokens, table = given["hidden_states"], block.scale_shift_table
+        projected = given[embedding].reshape(len(tokens), -1, *table.shape)
+        shift, scale = (table + projected)[:, :, :2].unbind(dim=2)
+        return modulated(block.norm1(tokens), scale, shift)
+
+    return read
+
+
+def modulated(tokens: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None = None) -> torch.Tensor:
+    """Normalised tokens, scaled and shifted as adaptive layer norms do."""
+    scaled = tokens * (1 + scale)
+    return scaled if shift is None else scaled + shift
+
 
 _LISTS = ("transformer_blocks", "single_transformer_blocks")
 _SINGLE = ("single_transformer_blocks",)

@@ -57,7 +57,7 @@ def make_region(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner:
         UnsupportedModelError: the same on a model whose blocks are no stack.
     """
     if strategy.region == "step":
-        return StepRegion(strategy, Cuts(DIMENSIONS))
+        return StepRegion(Cuts(DIMENSIONS))
     if strategy.region == "call":
         return CallRegion(strategy, Cuts(DIMENSIONS))
     # Only the regions between blocks need the declarations of models.

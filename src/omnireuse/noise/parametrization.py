@@ -92,7 +92,7 @@ class Parametrization:
     """The way from the outputs of one generation to the remembered values, and back.
 
     Args:
-        target: the value to remember, "x0", "velocity" or "output".
+        target: the value to remember, "x0", "velocity", "output", or "residual": the output less what it was made from.
         is_required: whether a run in which x0 is not defined is refused.
     """
 
@@ -114,7 +114,7 @@ class Parametrization:
         if self.target is not None:
             return
         self.target = self._wanted
-        if self._wanted == "output" or level.can_denoise(sample, output):
+        if self._wanted in ("output", "residual") or level.can_denoise(sample, output):
             return
         is_unknown = level.sample_weight is None
         why = "the noise of its scheduler is not known" if is_unknown else "the output does not have the latents' shape"
@@ -141,6 +141,9 @@ class Parametrization:
         if self.target is None or self.target == "output":
             # Copies: whoever receives the outputs may write to them.
             return [output.clone() for output in outputs]
+        if self.target == "residual":
+            # A stream that nobody reads any more is handed on as it came.
+            return [each.new_zeros(1) if each is of else each - of for of, each in pairs if of is not None]
         if not all(level.can_denoise(sample, output) for sample, output in pairs):
             return []
         return [level.value_of(sample.detach(), output, self.target) for sample, output in pairs if sample is not None]
@@ -157,20 +160,27 @@ class Parametrization:
             return [value.clone() for value in values]
         outputs = []
         for sample, value, dtype in zip(samples, values, dtypes, strict=True):
-            assert sample is not None, "x0 was chosen with a sample"
-            outputs.append(level.output_of(sample.detach(), value, dtype, self.target))
+            assert sample is not None, "this target was chosen with a sample"
+            is_residual = self.target == "residual"
+            outputs.append(
+                sample + value if is_residual else level.output_of(sample.detach(), value, dtype, self.target)
+            )
         return outputs
 
     def scales(
-        self, level: NoiseLevel, sample: torch.Tensor | None, output: torch.Tensor, value: torch.Tensor
+        self,
+        level: NoiseLevel,
+        samples: Sequence[torch.Tensor | None],
+        outputs: Sequence[torch.Tensor],
+        values: Sequence[torch.Tensor],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean magnitudes of the output and of x0, in the units of the value. If x0 is not defined the output stands
-        for it."""
-        share = abs(level.output_weight or 1.0)
+        """Mean magnitudes of the output and of x0, in the units of the values. If x0 is not defined the values stand
+        for both."""
+        share, sample, output = abs(level.output_weight or 1.0), samples[0], outputs[0]
         if self.target == "x0":
-            return magnitude(output) * share, magnitude(value)
-        if sample is None or not level.can_denoise(sample, output):
-            return magnitude(output), magnitude(output)
+            return magnitude(output) * share, magnitude(values[0])
+        if self.target == "residual" or sample is None or not level.can_denoise(sample, output):
+            return (magnitude(*values),) * 2
         unit = level.coordinate if self.target == "velocity" else share
         return magnitude(output) * (share / unit), magnitude(level.value_of(sample.detach(), output)) / unit
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,7 +96,7 @@ LARGEST_MISS = 1e-2
 rescaled guidance is another thing."""
 
 
-def branches_of(calls: Sequence[tuple[int, Any]], like: torch.Tensor) -> list[torch.Tensor] | None:
+def branches_of(calls: Sequence[tuple[Hashable, Any]], like: torch.Tensor) -> list[torch.Tensor] | None:
     """The outputs of one step's branches; None unless one denoiser has made them, each one tensor of this shape.
 
     Args:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from omnireuse.planning.path import OutputProducts
-from omnireuse.policies.schedule import cheapest_path
+from omnireuse.policies.spread import cheapest_path
 
 __all__ = ["DISTURBANCE", "Planner"]
 

@@ -17,6 +17,7 @@ __all__ = [
     "SAME_NOISE",
     "Limit",
     "Policy",
+    "Schedule",
     "StepView",
     "ThresholdPolicy",
     "check_reserved_names",
@@ -225,3 +226,14 @@ class ThresholdPolicy(Policy):
         """True if this step's value is known and below the threshold."""
         measured = self.measured(state, view)
         return measured is not None and measured < self.limit.value
+
+
+class Schedule(Policy):
+    """Compute at steps chosen beforehand and reuse at all others. Only `schedule` must be written."""
+
+    @abstractmethod
+    def schedule(self, total: int, noises: tuple[float, ...] | None = None) -> frozenset[int]:
+        """The steps that are computed in a run of `total` ≥ 1 steps with these noise fractions."""
+
+    def wants_reuse(self, state: None, view: StepView) -> bool:
+        return view.index not in self.schedule(known_total(self, view), view.noises)

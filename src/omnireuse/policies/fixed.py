@@ -17,8 +17,7 @@ from omnireuse.base.validation import (
     is_whole,
 )
 from omnireuse.errors import StateError, UnknownNameError
-from omnireuse.policies.base import SAME_NOISE, Limit, Policy, StepView
-from omnireuse.policies.schedule import Schedule
+from omnireuse.policies.base import SAME_NOISE, Limit, Policy, Schedule, StepView
 
 __all__ = ["SCHEDULES", "EveryNth", "Mask", "Never", "StepMask", "Steps", "check_mask", "mask_of", "scm_mask"]
 

@@ -8,12 +8,12 @@ from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from omnireuse.base.validation import Count, Factor, Index, Several, check_fields, field_error
-from omnireuse.policies.base import Limit
-from omnireuse.policies.schedule import Schedule, cheapest_path
+from omnireuse.policies.base import Limit, Schedule
 
-__all__ = ["SHORT_RUN", "Spread", "nearest", "spread_by_noise"]
+__all__ = ["SHORT_RUN", "Spread", "cheapest_path", "nearest", "spread_by_noise"]
 
 SHORT_RUN = 20
 """Runs of fewer steps gain nothing from reuse: as many computed steps of a shorter run of the same solver are as close
@@ -168,3 +168,38 @@ def spread_by_noise(noises: tuple[float, ...], count: int, warmup: int, *, compu
     ends = np.where(np.arange(len(places)) == len(places) - 1, 0.0, np.inf)
     chosen = cheapest_path(earlier, later, squares[earlier, later], ends, count - warmup + (not compute_last))
     return frozenset({*range(warmup), *(warmup - 1 + step for step in chosen)} - {len(noises)})
+
+
+def cheapest_path(
+    origins: NDArray[np.intp],
+    targets: NDArray[np.intp],
+    costs: NDArray[np.float64],
+    ends: NDArray[np.float64],
+    length: int,
+) -> list[int]:
+    """The nodes of the cheapest path from node 0 along `length` edges: the best schedule of so many gaps.
+
+    Ties go to the lower origin.
+
+    Args:
+        origins, targets: (edges,) the nodes of each edge, sorted by target, then by origin.
+        costs: (edges,) of each edge.
+        ends: (nodes,) the cost of ending at each node; ∞ if no path may end.
+    """
+    firsts = np.flatnonzero(np.diff(targets, prepend=-1))  # the first edge to each target
+    reached, counts = targets[firsts], np.diff(firsts, append=len(targets))
+    cheapest = np.full(len(ends), np.inf)
+    cheapest[0] = 0.0
+    before = []
+    for _ in range(length):
+        totals = cheapest[origins] + costs
+        least = np.minimum.reduceat(totals, firsts)
+        is_least = np.flatnonzero(totals == np.repeat(least, counts))
+        chosen, cheapest = np.zeros(len(ends), dtype=np.intp), np.full(len(ends), np.inf)
+        chosen[reached] = origins[is_least[np.searchsorted(is_least, firsts)]]
+        cheapest[reached] = least
+        before.append(chosen)
+    path = [int((cheapest + ends).argmin())]
+    for chosen in reversed(before):
+        path.append(int(chosen[path[-1]]))
+    return path[::-1]

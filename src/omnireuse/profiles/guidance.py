@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from omnireuse.hooks.run import Chooser, Chosen, RunStart
+from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.loop.events import FellBack, Hook, Unlike
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, differences, scales_of
@@ -73,34 +73,26 @@ class CalibratedRuns:
     def __post_init__(self) -> None:
         self._said = {self.promise.but}
 
-    def chooser(self, calibrated: Strategy, call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None) -> Chooser:
-        """The chooser of the strategy of runs in one call.
-
-        Args:
-            calibrated: of runs that are like those of the calibration.
-            call: the pipeline and its arguments; None in a loop that does not call it.
-        """
-        unlike, here = self.like.unlike(), None
-        if call is not None:
-            pipeline, args, kwargs = call
+    def choose(self, start: RunStart) -> Chosen:
+        """The strategy of a run: the session's for one that is like those of the calibration."""
+        assert start.strategy is not None, "a session names its own"
+        here = None
+        if start.call is not None:
+            pipeline, args, kwargs = start.call
             here = arguments_of(pipeline, *args, **kwargs)
+        if math.isfinite(self.promise.tenth):
+            self._compare(here)
+        other = None if here is None else self._other_guidance(scales_of(here))
+        strategy = start.strategy if other is None else self.like.fallback
+        if other is None:
+            other = self.promise.unlike(start.total, start.levels)
+        if other is not None:
+            self._tell(other, "the default's steps")
+            self.emit(FellBack(DEFAULT_PLAN))
+        return Chosen(strategy=strategy)
 
-        def choose(start: RunStart) -> Chosen:
-            if math.isfinite(self.promise.tenth):
-                self._compare(unlike, here)
-            other = None if here is None else self._other_guidance(scales_of(here))
-            strategy = calibrated if other is None else self.like.fallback
-            if other is None:
-                other = self.promise.unlike(start.total, start.levels)
-            if other is not None:
-                self._tell(other, "the default's steps")
-                self.emit(FellBack(DEFAULT_PLAN))
-            return Chosen(strategy=strategy)
-
-        return choose
-
-    def _compare(self, unlike: str | None, here: Mapping[str, Any] | None) -> None:
-        if unlike is not None:
+    def _compare(self, here: Mapping[str, Any] | None) -> None:
+        if (unlike := self.like.unlike()) is not None:
             self._tell(unlike)
         if here is None:
             self._tell("the pipeline was not called, so that the arguments of the run are not known")

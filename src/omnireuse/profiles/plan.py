@@ -13,7 +13,7 @@ from omnireuse.base.validation import field_error
 from omnireuse.forecasters import Fitted, forecaster_named
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import Steps
-from omnireuse.policies.schedule import Schedule
+from omnireuse.policies.base import Schedule
 from omnireuse.profiles.coverage import FEWEST, lower_bound
 
 __all__ = ["FEWEST_HELD_OUT", "FITTED", "Evidence", "Plan"]

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from omnireuse.errors import ConfigError
+from omnireuse.base.validation import field_error, is_whole
 from omnireuse.prompts.entry import CACHE_MISS, Entry
 from omnireuse.prompts.keys import PromptKey, as_key
 from omnireuse.stores.flight import SingleFlight
@@ -199,9 +199,7 @@ def _is_of_call(key: Hashable, weights: bytes | None) -> bool:
 
 
 def _checked(max_size: Any) -> int:
-    if isinstance(max_size, int) and not isinstance(max_size, bool) and max_size >= 1:
-        return max_size
-    raise ConfigError(
-        f"PromptEmbedCache(max_size={max_size!r}): field must be an integer of at least 1, got {max_size!r}; pass "
-        "enabled=False to store nothing"
-    )
+    if is_whole(max_size, 1):
+        return max_size  # type: ignore[no-any-return]  # an int
+    do = "pass enabled=False to store nothing"
+    raise field_error("PromptEmbedCache", "max_size", "be an integer of at least 1", repr(max_size), do=do)

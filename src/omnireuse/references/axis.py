@@ -86,7 +86,7 @@ class _LeanRegion(Region):
     """
 
     def __init__(self, inner: Region, axis: ReferenceAxis) -> None:
-        self._inner, self._axis = inner, axis
+        self._inner, self._axis, self.stepper = inner, axis, inner.stepper
         self._kept: dict[Hashable, Kept] = {}
         """By denoiser and branch."""
         self._is_off = False
@@ -103,9 +103,6 @@ class _LeanRegion(Region):
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         return self._inner.scheduler_step(run, output, sample)
-
-    def stepped(self, run: Run, latents: torch.Tensor | None) -> None:
-        self._inner.stepped(run, latents)
 
     def undo(self) -> None:
         self._inner.undo()

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
-from omnireuse.errors import ConfigError
+from omnireuse.base.validation import field_error, is_whole
 
 __all__ = ["MemoryStore", "check_budget"]
 
@@ -110,9 +110,7 @@ class MemoryStore(Generic[V]):
 
 def check_budget(owner: str, name: str, value: int | None) -> int | None:
     """Return `value` if it is None or an integer ≥ 1."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+    if value is None or is_whole(value, 1):
         return value
-    raise ConfigError(
-        f"{owner}({name}={value!r}): field must be an integer of at least 1, got {value!r}; "
-        f"pass None for no limit, or turn the cache off to store nothing"
-    )
+    do = "pass None for no limit, or turn the cache off to store nothing"
+    raise field_error(owner, name, "be an integer of at least 1", repr(value), do=do)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.base.validation import field_error
+from omnireuse.errors import MissingExtraError
 from omnireuse.stores.memory import check_budget
 from omnireuse.stores.tier import CircuitBreaker, Tier
 
@@ -47,7 +48,7 @@ class RedisTier(Tier):
         except ImportError as error:
             raise MissingExtraError("the Redis tier", "redis") from error
         if not timeout_s > 0:
-            raise ConfigError(f"RedisTier(timeout_s={timeout_s}): field must be > 0, got {timeout_s}")
+            raise field_error("RedisTier", "timeout_s", "be above 0", timeout_s)
         self.max_value_bytes = check_budget("RedisTier", "max_value_bytes", max_value_bytes) or 0
         self._ttl_s = check_budget("RedisTier", "ttl_s", ttl_s)
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
@@ -57,7 +58,7 @@ class RedisTier(Tier):
                 url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
             )
         except ValueError as error:
-            raise ConfigError(f"RedisTier(url={url!r}): field must be a Redis URL, got {url!r}: {error}") from error
+            raise field_error("RedisTier", "url", f"be a Redis URL ({error})", repr(url)) from error
 
     def errors(self) -> tuple[type[Exception], ...]:
         """The errors of the client and of the network."""

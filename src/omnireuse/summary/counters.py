@@ -17,6 +17,8 @@ __all__ = ["Counts"]
 KEPT_EVENTS = 20_000
 KEPT_AUDITS = 1000
 CONCURRENT_RUNS = 256
+BEYOND, STRAIGHT = 0.5, 0.4
+"""`Summary.is_beyond`: least root mean square of errors, largest mean heading (``python -m bench harm``)."""
 
 
 class Counts:
@@ -70,8 +72,10 @@ class Counts:
                 self._fallbacks[event.on] += 1
             elif isinstance(event, Audit):
                 self._audits.append(event)
-            else:
-                self._unlike = self._unlike or event.how if isinstance(event, Unlike) else None
+            elif isinstance(event, Unlike):
+                self._unlike = self._unlike or event.how
+            else:  # the next request's promise holds until something is unlike
+                self._unlike = None
 
     def _end(self, event: RunEnded) -> None:
         decisions = self._open.pop(event.run, None)
@@ -93,9 +97,9 @@ class Counts:
         with self._lock:
             self._count()
             whole, every = Tally(), Tally()
+            whole.include(self._whole)
             for decisions in self._open.values():
                 whole.add(decisions)
-            whole.include(self._whole)
             for tally in (whole, self._apart):
                 every.include(tally)
             if promise is not None and promise.but is None:
@@ -117,6 +121,9 @@ class Counts:
                 reasons={_in_words(kind): number for kind, number in every.calls.items()},
                 steps_by_reason={_in_words(kind): share for kind, share in every.steps.items()},
                 mean_error=whole.error / whole.compared if whole.compared else None,
+                is_beyond=computed < whole.num_steps
+                and whole.squares > whole.compared * BEYOND**2
+                and whole.heading < whole.headed * STRAIGHT,
                 promise=promise,
                 host_seconds=every.host_seconds / max(calls.total(), 1),
                 kept_bytes=self._kept_bytes,
@@ -157,7 +164,9 @@ class Tally:
         num_steps: steps with a decision.
         calls: decisions of each kind.
         steps: the same in steps. A step whose calls were decided apart counts by their shares.
-        compared, error: forecasts that could be compared with the truth, and the sum of their errors.
+        compared, error, squares: forecasts that could be compared with the truth, the sum of their errors, and that of
+            the squares.
+        headed, heading: decisions with a heading, and the sum of these.
         host_seconds: of all decisions together.
     """
 
@@ -166,6 +175,9 @@ class Tally:
     steps: defaultdict[Kind, float] = field(default_factory=lambda: defaultdict(float))
     compared: int = 0
     error: float = 0.0
+    squares: float = 0.0
+    headed: int = 0
+    heading: float = 0.0
     host_seconds: float = 0.0
 
     def add(self, decisions: Iterable[Decision]) -> None:
@@ -177,6 +189,9 @@ class Tally:
                 self.host_seconds += each.host_seconds
                 if each.error is not None:
                     self.compared, self.error = self.compared + 1, self.error + each.error
+                    self.squares += each.error**2
+                if each.heading is not None:
+                    self.headed, self.heading = self.headed + 1, self.heading + each.heading
             self.num_steps += 1
             self.calls.update(made)
             for kind, number in made.items():
@@ -189,4 +204,6 @@ class Tally:
         for kind, share in other.steps.items():
             self.steps[kind] += share
         self.compared, self.error = self.compared + other.compared, self.error + other.error
+        self.squares += other.squares
+        self.headed, self.heading = self.headed + other.headed, self.heading + other.heading
         self.host_seconds += other.host_seconds

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Promise", "ReferenceCalls", "Summary", "summary_html"]
 
-BEYOND = 0.5
-"""Mean error of forecasts above which plain fewer steps or holding are about as good (``python -m bench harm``)."""
-
 _REASONS = {  # "together", of branches that follow the first one's decision, is the policy's
     "policy": "as the policy chose",
     "first": "at the first step",
@@ -128,6 +125,9 @@ class Summary:
         steps_by_reason: the same, counted in steps. Calls of a step that were decided separately count by their shares.
         mean_error: mean relative L1 distance, at computed steps, between the forecast for the step and what was
             computed and used; None if none could be compared. Not the error of the result.
+        is_beyond: whether fewer plain steps, or the last value reused, are probably as good as the forecasts: they
+            missed by more than half of the output (root mean square), and its changes from one computed step to the
+            next kept less than 0.4 of their direction (mean cosine). False if that was not measured.
         promise: what the profile says of the plan's quality; None without a profile.
         host_seconds: mean host time of a decision with its forecast.
         kept_bytes: most bytes of tensors that one run held.
@@ -152,6 +152,7 @@ class Summary:
     reasons: dict[str, int] = field(default_factory=dict)
     steps_by_reason: dict[str, float] = field(default_factory=dict)
     mean_error: float | None = None
+    is_beyond: bool = False
     promise: Promise | None = None
     host_seconds: float = 0.0
     kept_bytes: int = 0
@@ -180,11 +181,6 @@ class Summary:
     def promise_holds(self) -> bool:
         """False if the pipeline or a run so far was unlike those that a profile was measured on."""
         return self.promise is None or self.promise.but is None
-
-    @property
-    def is_beyond(self) -> bool:
-        """True if forecasts missed so much that fewer plain steps, or the last value reused, are as good or better."""
-        return self.step_ratio > 1 and self.mean_error is not None and self.mean_error > BEYOND
 
     def __str__(self) -> str:
         """A few lines for a person; the second is a strip of the steps of the latest run."""

@@ -44,19 +44,18 @@ class Tuning:
     near: str = ""
 
     def __str__(self) -> str:
+        serves = "every step is computed" if self.computes_all else "the untuned default is used"
         if self.state == "measuring":
             is_next = self.pictures >= self.wanted
             begins = "next" if is_next else _ordinal(self.wanted + 1)
             computed = f"{self.pictures} of {counted(self.wanted, 'picture')} computed in full"
             if is_next and self.reason != BEGINS:
-                serves = "every step is computed" if self.computes_all else "the untuned default is used"
                 return f"measuring: {computed}; {serves} until plans are tried: {self.reason}"
             unsure = "" if self.is_sure else " if a plan is close enough"
             return f"measuring: {computed}; reuse begins with the {begins}{unsure}{self.near and f' ({self.near})'}"
         if self.state == "off":
             return f"tuning is off{', and every step is computed' if self.computes_all else ''}: {self.reason}"
         if self.state == "failed":
-            serves = "every step is computed" if self.computes_all else "the untuned default is used"
             return f"not tuned, {serves}: {self.reason}"
         kept = f"; kept in {self.path}" if self.path is not None else "; kept in memory only"
         return f"tuned: {self.reason}{kept}"

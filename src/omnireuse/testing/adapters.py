@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.models.block_stack import BlockStack
+from omnireuse.hooks.regions.stack import BlockStack
 
 __all__ = ["check_adapter"]
 

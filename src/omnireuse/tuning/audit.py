@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from omnireuse.errors import StateError
+from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.loop.events import Audit, FellBack
-from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.full_run import relative_errors
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.replay import Replay
@@ -68,7 +68,8 @@ class Auditor:
         session, made = self._session, made.clone()
 
         def choose(start: RunStart) -> Chosen:
-            return Chosen(strategy=FULL, region=DrivenRegion(Recording(None, 0, keeps=False)), kind="shadow")
+            region = StepRegion(stepper=Recording(None, 0, keeps=False))
+            return Chosen(strategy=FULL, region=region, kind="shadow")
 
         called_again(session, replay, proceed, choose)
         full = session.final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +43,7 @@ class RecordedStep:
         latents: the latents that the step returned.
     """
 
-    calls: list[tuple[int, Any]] = field(default_factory=list)
+    calls: list[tuple[Hashable, Any]] = field(default_factory=list)
     given: Mapping[str, Any] = field(default_factory=dict)
     output: torch.Tensor | None = None
     sample: torch.Tensor | None = None
@@ -79,25 +79,27 @@ class Recording(Stepper):
         """Why nothing can be learnt from the loop; None as long as something can. A NotTunableError would meet other
         runs of the configuration, too."""
         self.steps: list[RecordedStep] = []
-        self.kinds: set[int] = set()
-        """Places of the denoisers that steps were asked for."""
+        self.kinds: set[Hashable] = set()
+        """Of the outputs that steps were asked for."""
         self.scheduler: Any = None
-        self.total = total
+        self.total, self.made = total, 0
+        """Steps of the loop, and those that were made."""
         self._scheduler, self._is_bounded, self._calls_may_change = scheduler, is_bounded, calls_may_change
         self._device: torch.device | None = None
         """Where values are kept; None for where they are."""
-        self._step, self._denoiser = RecordedStep(), 0
+        self._step = RecordedStep()
+        self._kind: Hashable = 0
 
     @property
     def is_whole(self) -> bool:
         """Whether all steps of the run were kept."""
         return self.failure is None and len(self.steps) == self.total and self.steps[-1].latents is not None
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         if self.failure is None and step != len(self.steps):
             self.fail(StateError("the loop went back to an earlier step"))
-        self.kinds.add(denoiser)
-        self._denoiser = denoiser
+        self.kinds.add(kind)
+        self._kind = kind
         return True
 
     def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
@@ -109,6 +111,7 @@ class Recording(Stepper):
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
     ) -> torch.Tensor:
         assert output is not None, "every step is computed"
+        self.made += 1
         self.keep(self._note_step, given, output, latents)
         return output
 
@@ -140,7 +143,7 @@ class Recording(Stepper):
             self._note_latents(sample)
         step, self._step = self._step, RecordedStep()
         if not step.calls:
-            step.calls.append((self._denoiser, copied(output)))
+            step.calls.append((self._kind, copied(output)))
         if not self.steps:
             self.scheduler = copy.deepcopy(self._scheduler)
             self._choose_device(step, output, sample)
@@ -183,5 +186,5 @@ class Recording(Stepper):
         return value.to(self._device) if isinstance(value, torch.Tensor) else value
 
 
-def _places(step: RecordedStep) -> list[int]:
+def _places(step: RecordedStep) -> list[Hashable]:
     return [place for place, _ in step.calls]

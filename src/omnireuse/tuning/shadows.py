@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.hooks.run import Chosen, RunStart
+from omnireuse.hooks.regions.step import StepRegion
+from omnireuse.hooks.run import Chosen, Region, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.loop.strategy import Strategy
@@ -19,7 +20,6 @@ from omnireuse.planning.path import branches_of, copied
 from omnireuse.planning.solver import Arithmetic
 from omnireuse.policies import Steps
 from omnireuse.references import ReferenceAxis, References
-from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL
 from omnireuse.tuning.replay import Replay
@@ -53,8 +53,8 @@ class Beside(Stepper):
         self._step = self._seen = self.computed = 0
         self.latents: torch.Tensor | None = None
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
-        is_due = self._inner.computes(step, latents, denoiser=denoiser)
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
+        is_due = self._inner.computes(step, latents, kind=kind)
         self._step, self._seen = step, 0
         self._known = step if is_due and step < self._first_unknown else None
         return is_due and self._known is None
@@ -79,6 +79,12 @@ class Beside(Stepper):
             output = copied(self._full.path.outputs[self._known], latents.device)
         return self._inner.use(output, latents, given)
 
+    def known(self, call: int, device: torch.device | None) -> Any:
+        calls = self._full.path.calls
+        is_known = self._step < len(calls) and call < len(calls[self._step])
+        # Large recordings are on the host.
+        return copied(calls[self._step][call], device) if is_known else None
+
     def arrived(self, latents: torch.Tensor | None) -> None:
         self._inner.arrived(latents)
         if latents is not None and self._full.ends_with(self._step):
@@ -100,7 +106,7 @@ class Led(Stepper):
         self._last = torch.zeros(())
         """The last computed output, for its shape."""
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         return self._led.computes
 
     def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
@@ -124,7 +130,7 @@ class Arrived(Stepper):
     def __init__(self, full: FullRun) -> None:
         self._full, self._step = full, 0
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         self._step = step
         return False
 
@@ -220,10 +226,9 @@ class SessionShadows:
         made: list[Beside] = []
 
         def choose(start: RunStart) -> Chosen:
-            beside = stepper(start)
-            driven = DrivenRegion(beside, known=call.full.path.calls)
-            made.append(beside)
-            region = driven if self.references is None else self.references.region(driven)
+            made.append(stepper(start))
+            region: Region = StepRegion(stepper=made[-1])
+            region = region if self.references is None else self.references.region(region)
             return Chosen(strategy=FULL, region=region, kind="shadow", references=references)
 
         result = called_again(self.session, call.replay, self.proceed, choose, None if bar is None else self.words)

@@ -11,15 +11,16 @@ import msgspec
 
 from omnireuse.arguments.tune import TURN_OFF
 from omnireuse.errors import NotTunableError, OmniReuseError
+from omnireuse.hooks.loops import Loop
+from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
-from omnireuse.hooks.session import Loop, Session
+from omnireuse.hooks.session import Session
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import Target
 from omnireuse.references import ReferenceAxis
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.driven import DrivenRegion
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.lean import REFERENCES
 from omnireuse.tuning.own_work import OwnWork, state_after
@@ -131,7 +132,8 @@ class Tuner(HostTuner):
     def serve(self, session: Session) -> None:
         """Go on with another session on the same pipeline."""
         session.tuner, self._session, self._own_work.emit = self, session, session.emit
-        session.surround(self.around, self._outside)
+        session.surround(self.around)
+        session.chooser = self._untuned
 
     @property
     def profile(self) -> Profile | None:
@@ -188,12 +190,14 @@ class Tuner(HostTuner):
                 attempt.entry.is_busy = False
         return result
 
-    def _outside(self, start: RunStart) -> Chosen:
-        """The untuned default for a run that cannot be made again, because no call of the pipeline makes it."""
-        self.pass_by(
-            "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
-            "__call__ of an object with the scheduler and the denoiser"
-        )
+    def _untuned(self, start: RunStart) -> Chosen:
+        """The untuned default for a run that cannot be made again, because no call of the pipeline makes it, and for
+        calls that are not tuned."""
+        if start.call is None:
+            self.pass_by(
+                "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
+                "__call__ of an object with the scheduler and the denoiser"
+            )
         return Chosen(strategy=self._session.strategy)
 
     def _choose(self, attempt: _Attempt, start: RunStart) -> Chosen:
@@ -204,7 +208,7 @@ class Tuner(HostTuner):
             if attempt.recording is None:
                 return untuned
             attempt.recording.fail(NotTunableError("a call has several runs"))
-            return Chosen(strategy=FULL, region=DrivenRegion(attempt.recording), kind="measured")
+            return Chosen(strategy=FULL, region=StepRegion(stepper=attempt.recording), kind="measured")
 
         def configuration() -> Configuration:
             if attempt.failure is not None:
@@ -253,7 +257,7 @@ class Tuner(HostTuner):
             number = f"{entry.tuning.pictures + 1} of {entry.tuning.wanted}"
             attempt.describe(f"omnireuse measures picture {number} ({TURN_OFF})")
         attempt.is_full = True
-        return Chosen(strategy=FULL, region=DrivenRegion(recording), kind="measured")
+        return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
 
     def _made(self, attempt: _Attempt, proceed: Callable[..., Any]) -> None:
         """Learn from a finished picture if it was measured, and make the trial runs that are due."""

@@ -165,3 +165,6 @@ def test_a_profile_for_both_parts_of_guidance_is_followed(host: ModuleType, coun
     assert len(counter.sigmas) == 28 + 14
     assert relative(reused, full) < 0.5
     assert "not promised" in str(reuse_of(patched).summary())
+    assert not reuse_of(patched).summary().fallbacks
+    host.sample(patched)
+    assert reuse_of(patched).summary().fallbacks == {"the default's plan": 1}

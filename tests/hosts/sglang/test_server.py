@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.hosts.serving import Server, documented, keeps_no_more, picture, running_server
+from tests.hosts.serving import Server, documented, grown, keeps_no_more, picture, running_server, serve_clients
 from tests.hosts.sglang import beside
 from tests.hosts.sglang.conftest import IN_SGLANG, SHAPES_FLUX
 
@@ -30,8 +29,6 @@ KINDS: tuple[tuple[int, int, object], ...] = (
 """Seed, steps and what is asked for."""
 WRONG: tuple[tuple[object, str], ...] = (
     ({"sped": 2}, "did you mean 'speedup'"),
-    ({"speedup": 0.5}, "speedup must be a number of at least 1"),
-    ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
     ("half", 'must be "on", "off" or a mapping'),
     ({"quality": 40}, "can only be promised by a profile"),
 )
@@ -65,21 +62,11 @@ def ask(server: Server, request: dict[str, Any]) -> np.ndarray[Any, Any]:
     return picture(answer["data"][0]["b64_json"])
 
 
-def steps_counted(server: Server) -> dict[str, float]:
-    found = server.samples("omnireuse_")
-    return {name: each for name, each in found.items() if "_created" not in name}
-
-
-def grown(server: Server, before: dict[str, float]) -> dict[str, float]:
-    after = steps_counted(server)
-    return {name: each - before.get(name, 0) for name, each in after.items() if each != before.get(name, 0)}
-
-
 def test_each_documented_request_reaches_the_plugin(server: Server) -> None:
     requests = documented("sglang")
     assert [path for path, _ in requests] == [IMAGES]
     for _, example in requests:
-        before = steps_counted(server)
+        before = server.samples("omnireuse_")
         ask(server, {**body(), **example})
         assert grown(server, before)['omnireuse_request_steps_total{action="computed",target="speedup"}'] == 8
 
@@ -91,7 +78,7 @@ def test_wrong_settings_are_answered_with_400_and_the_sentence(server: Server, r
 
 
 def test_the_server_counts_steps_among_its_own_metrics(server: Server) -> None:
-    before = steps_counted(server)
+    before = server.samples("omnireuse_")
     for reuse in (None, {"speedup": 3}, {"speedup": 3.01}, "off"):
         ask(server, body(reuse=reuse))
     assert grown(server, before) == {
@@ -108,26 +95,16 @@ def test_many_clients_at_once_get_their_solo_pictures_and_leave_nothing(server: 
     alone = [ask(server, body(seed, steps, reuse=reuse)) for seed, steps, reuse in KINDS]
     before = kept(server)
 
-    def one(number: int) -> bool:
-        """Whether a good request was served."""
-        chance = random.Random(number)
-        if number % 10 == 3:
-            server.leave(IMAGES, body(1, 24), after=chance.random())
-            return False
-        if number % 10 == 7:
-            wrong, message = WRONG[chance.randrange(len(WRONG))]
-            status, answer = server.post(IMAGES, body(reuse=wrong))
-            assert (status, message in answer["detail"]) == (400, True), answer
-            return False
+    def good(chance: random.Random) -> None:
         place = chance.randrange(len(KINDS))
         seed, steps, reuse = KINDS[place]
         assert np.array_equal(ask(server, body(seed, steps, reuse=reuse)), alone[place]), KINDS[place]
-        return True
 
-    with ThreadPoolExecutor(6) as clients:
-        served = list(clients.map(one, range(REQUESTS)))
-    assert sum(served) == REQUESTS * 8 // 10
-    print(f"{REQUESTS} requests, {sum(served)} served: {before} before, {kept(server)} after")
+    def wrong(chance: random.Random) -> tuple[dict[str, Any], str]:
+        reuse, message = chance.choice(WRONG)
+        return body(reuse=reuse), message
+
+    serve_clients(server, IMAGES, REQUESTS, good=good, wrong=wrong, left=body(1, 24))
     assert keeps_no_more(lambda: kept(server), before), (before, kept(server))
 
 

@@ -49,7 +49,7 @@ class Engine:
             config.parallel_config.rank = rank
             self.connectors.append(ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER))
             self.caches.append({})
-        self.config, self.num_encodes, self.weights = config, 0, 0
+        self.config, self.num_encodes, self.weights, self.num_preempted = config, 0, 0, 0
         self.plan: SchedulerOutput | None = None  # the last step's
         self.told: dict[str, dict[str, object] | None] = {}  # what a client learns of its finished request's items
 
@@ -70,7 +70,11 @@ class Engine:
 
     def step(self) -> set[str]:
         """One engine step; returns the requests that ended."""
+        before = {request.request_id for request in self.scheduler.running}
         plan = self.plan = self.scheduler.schedule()
+        self.num_preempted += len(before - {request.request_id for request in self.scheduler.running})
+        if (shared := getattr(self.scheduler.encoder_cache_manager, "shared", None)) is not None:
+            shared.assert_invariants()
         # As between processes: every worker has a plan of its own, and the scheduler its reports.
         plans = [pickle.loads(pickle.dumps(plan)) for _ in self.connectors]
         outputs = [self._run(*each) for each in zip(plans, self.connectors, self.caches, strict=True)]

@@ -31,16 +31,26 @@ def no_agent() -> Iterator[None]:
     ec_transfer_state._EC_CONNECTOR_AGENT = None
 
 
-def requests(seed: int, count: int = 60, *, has_media: bool = True) -> list[Request]:
-    """A few images asked for again and again, between many that are seen once."""
+def requests(
+    seed: int, count: int = 60, *, share: float = 0.5, images: int = 8, repeats: float = 0.0, has_media: bool = True
+) -> list[Request]:
+    """A few images asked for again and again, between many that are seen once.
+
+    Args:
+        share: of what is asked for again.
+        images: that are.
+        repeats: share of requests with one image twice.
+    """
     rng, made = random.Random(seed), []
     for number in range(count):
         items = []
         for part in range(rng.randint(1, 3)):
-            hot = rng.random() < 0.5
+            hot = rng.random() < share
             items.append(
-                (f"hot {rng.randrange(8)}", 24) if hot else (f"once {number}.{part}", rng.choice([16, 32, 48]))
+                (f"hot {rng.randrange(images)}", 24) if hot else (f"once {number}.{part}", rng.choice([16, 32, 48]))
             )
+        if repeats and rng.random() < repeats:
+            items.append(items[0])
         made.append(make_request(f"r{number}", items, rng, number, has_media=has_media))
     return made
 
@@ -79,6 +89,26 @@ def test_what_left_the_device_comes_back_from_the_host(
     assert engine.stats["loads_host"] > 0
     assert encodes[budget] < encodes[0]
     print(f"\nrunner {runner}, {num_workers} workers, {scheduling}: encodes {encodes[0]} -> {encodes[budget]}")
+
+
+@pytest.mark.parametrize("scheduling", ["fcfs", "priority"])
+def test_our_manager_serves_the_same_requests_with_fewer_encodes_than_vllms(
+    monkeypatch: pytest.MonkeyPatch, scheduling: str
+) -> None:
+    """Some requests are preempted, some are aborted, and nobody is left who holds anything."""
+    workload = {"seed": 3, "count": 120, "share": 0.4, "images": 4, "repeats": 0.2}
+    encodes, to_abort = {}, frozenset(f"r{number}" for number in range(5, 120, 13))
+    for ours in (False, True):
+        engine = Engine(monkeypatch, ec(host_bytes=0), scheduling=scheduling, ours=ours)
+        manager = engine.scheduler.encoder_cache_manager
+        assert type(manager).__module__.startswith("omnireuse" if ours else "vllm")
+        assert engine.serve(requests(**workload), to_abort) | to_abort == {f"r{number}" for number in range(120)}
+        assert engine.num_preempted > 0
+        encodes[ours] = engine.num_encodes
+        engine.close()
+    stats = manager.shared.stats()
+    assert stats["entries"] == stats["idle_entries"]
+    assert encodes[True] < encodes[False] < sum(len(each.mm_features) for each in requests(**workload))
 
 
 @pytest.mark.parametrize("runner", [1, 2])
@@ -165,7 +195,7 @@ def test_an_aborted_request_leaves_its_read_behind(monkeypatch: pytest.MonkeyPat
     ("extra", "error", "message"),
     [
         ({"host_byte": 1}, UnknownNameError, "did you mean 'host_bytes'"),
-        ({"host_bytes": -1}, ConfigError, "field must be a number of bytes"),
+        ({"host_bytes": -1}, ConfigError, "host_bytes must be a number of bytes"),
         ({"disk": "/x", "weights": "0" * 64}, ConfigError, "stand beside disk_bytes"),
         ({"redis": "redis://x"}, ConfigError, "be a digest of the encoder's weights"),
     ],
@@ -190,5 +220,5 @@ def test_what_cannot_work_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)
     config = make_config(ec=ec())
     config.parallel_config.distributed_executor_backend, config.parallel_config.world_size = "ray", 2
-    with pytest.raises(ConfigError, match="field must be 'mp' for several"):
+    with pytest.raises(ConfigError, match="distributed_executor_backend must be 'mp' for several"):
         ECConnectorFactory.create_connector(config, ECConnectorRole.WORKER)

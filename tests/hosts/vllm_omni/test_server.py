@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.hosts.serving import Server, documented, keeps_no_more, picture, running_server
+from tests.hosts.serving import Server, documented, grown, keeps_no_more, picture, running_server, serve_clients
 from tests.hosts.vllm_omni.conftest import IN_VLLM_OMNI
 from tests.hosts.vllm_omni.server import environment, serving
 
@@ -27,9 +26,7 @@ REQUESTS = int(os.environ.get("REQUESTS", "60"))
 SETTINGS: tuple[object, ...] = (None, "on", "off", {"speedup": 3}, {"computed_steps": 9}, {"tolerance": 0.2})
 WRONG: tuple[tuple[object, str], ...] = (
     ({"sped": 2}, "did you mean 'speedup'"),
-    ({"speedup": 2, "tolerance": 0.1}, "must have one target"),
     ({"quality": 40}, "a quality can only be promised by a profile"),
-    ({"speedup": 1e9}, "speedup must leave at least 2 of the 24 steps computed"),
     ({"computed_steps": 25}, "computed_steps must be at most the 24 steps of the run"),
 )
 
@@ -122,16 +119,14 @@ def test_wrong_settings_are_answered_with_400_and_the_sentence(server: Server, r
         (CHAT, chat_body(extra_args={"omnireuse": reuse})),
     ):
         status, answer = server.post(path, request)
-        assert (status, message.replace("\\", "") in str(answer)) == (400, True), (path, answer)
+        assert (status, message in str(answer).replace("\\", "")) == (400, True), (path, answer)
 
 
 def test_the_server_counts_steps_among_its_own_metrics(server: Server) -> None:
     before = server.samples("omnireuse_")
     for reuse in (None, {"speedup": 3}, {"speedup": 3.01}, "off"):
         ask(server, body(reuse=reuse))
-    after = server.samples("omnireuse_")
-    grown = {name: after[name] - before.get(name, 0) for name in after if "_created" not in name}
-    assert {name: each for name, each in grown.items() if each} == {
+    assert grown(server, before) == {
         'omnireuse_requests_total{target="server"}': 1,
         'omnireuse_requests_total{target="speedup"}': 2,
         'omnireuse_requests_total{target="off"}': 1,
@@ -149,29 +144,20 @@ def test_many_clients_at_once_get_their_solo_pictures_and_leave_nothing(server: 
     alone = [ask(server, body(which, steps, reuse=reuse)) for which, steps, reuse in solo]
     before, beside = kept(server), []
 
-    def one(number: int) -> bool:
-        """Whether a good request was served."""
-        chance = random.Random(number)
-        if number % 10 == 3:
-            server.leave(IMAGES, body(1, 60), after=chance.random())
-            return False
-        if number % 10 == 5:
+    def good(chance: random.Random) -> None:
+        if chance.random() < 0.2:
             beside.append(server.samples("test_"))
-        if number % 10 == 7:
-            wrong, message = WRONG[chance.randrange(len(WRONG))]
-            status, answer = server.post(IMAGES, body(reuse=wrong))
-            assert (status, message.replace("\\", "") in str(answer)) == (400, True), answer
-            return False
         place = chance.randrange(len(solo))
         which, steps, reuse = solo[place]
         answer = ask(server, body(which, steps, reuse=reuse))
         assert np.abs(drawn(answer) - drawn(alone[place])).max() <= NOISE, solo[place]
         assert figures(answer) == figures(alone[place])
-        return True
 
-    with ThreadPoolExecutor(6) as clients:
-        served = list(clients.map(one, range(REQUESTS)))
-    assert sum(served) == REQUESTS * 8 // 10
+    def wrong(chance: random.Random) -> tuple[dict[str, Any], str]:
+        reuse, message = chance.choice(WRONG)
+        return body(reuse=reuse), message
+
+    serve_clients(server, IMAGES, REQUESTS, good=good, wrong=wrong, left=body(1, 60))
     assert max(sample["test_live_generations"] for sample in beside) > before["test_live_generations"]
     assert max(sample["test_request_states"] for sample in beside) > before["test_request_states"]
     assert keeps_no_more(lambda: kept(server), before), (before, kept(server))
@@ -198,12 +184,11 @@ def test_encodes_of_prompts_are_announced_and_counted_where_they_are_cached(
     server: Server, of_whole_requests: Server
 ) -> None:
     assert of_whole_requests.said().count("omnireuse keeps the embeddings of 8 prompts") == 1
-    before = of_whole_requests.samples("omnireuse_prompts_total")
+    before = of_whole_requests.samples("omnireuse_")
     for seed in range(3):  # a prompt and a negative prompt, encoded once
         answer = ask(of_whole_requests, body(1, seed=seed, return_stage_metrics=True))
         assert not [name for name in {**figures(answer), **answer["metrics"]} if "prompts" in name]
-    after = of_whole_requests.samples("omnireuse_prompts_total")
-    grown = {name: each - before.get(name, 0) for name, each in after.items()}
-    assert grown['omnireuse_prompts_total{action="reused"}'] >= 4
-    assert 1 <= grown['omnireuse_prompts_total{action="computed"}'] <= 2
+    encodes = grown(of_whole_requests, before)
+    assert encodes['omnireuse_prompts_total{action="reused"}'] >= 4
+    assert 1 <= encodes['omnireuse_prompts_total{action="computed"}'] <= 2
     assert not server.samples("omnireuse_prompts_total")

@@ -9,8 +9,7 @@ import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache, uninstall_prompt_embed_cache
 from omnireuse.prompts.wrapper import CachedEncodePrompt
-from tests.helpers.prompt_families import ALL
-from tests.helpers.prompt_pipelines import flux, stable_diffusion
+from tests.helpers.prompt_pipelines import ALL, flux, stable_diffusion
 from tests.helpers.sweep import sweep
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ from msgspec.structs import replace
 import omnireuse
 from omnireuse import Profile
 from omnireuse.calibration.runner import PipelineRunner
-from omnireuse.cli import main
 from omnireuse.errors import ConfigError, StateError
-from reference.load import SAMPLING, find_image_pipeline, load_image_pipeline
+from reference.load import SAMPLING, load_image_pipeline
 
 PROMPTS = [
     "a large red circle in the top left on a plain gray background",
@@ -80,30 +78,6 @@ def test_a_quality_takes_the_cheapest_plan_that_promises_it(pipeline: Any, profi
         omnireuse.enable(pipeline, profile=made, quality=99)
     with pytest.raises(ConfigError, match="at least 5 held-out prompts, and this profile was judged on 1"):
         omnireuse.enable(pipeline, profile=profile, quality=20)
-
-
-@pytest.mark.parametrize(
-    ("wish", "complaint"),
-    [
-        ({"quality": 35}, "only be promised by a profile"),
-        ({"speedup": 2, "computed_steps": 3}, "not both"),
-        ({"speedup": float("nan")}, "speedup must be a number of at least 1"),
-        ({"computed_steps": 0}, "computed_steps must be a whole number of at least 1, got 0"),
-        ({"speedup": 2, "policy": "never"}, "chooses the whole strategy"),
-        ({"speedup": 2, "backend": "tea_cache"}, "chooses the whole strategy"),
-        ({"speedup": 2, "signal": "none"}, "so signal cannot be given with it"),
-        ({"profile": "nowhere.json"}, "cannot be read"),
-    ],
-)
-def test_a_wish_that_makes_no_sense_is_refused(pipeline: Any, wish: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ConfigError, match=complaint):
-        omnireuse.enable(pipeline, **wish)
-
-
-def test_wishes_need_no_profile_where_steps_are_wished(pipeline: Any) -> None:
-    with omnireuse.enable(pipeline, speedup=2.5) as handle:
-        pipeline(PROMPTS[0], **SAMPLING | {"num_inference_steps": 10})
-    assert handle.summary().computed_steps == 4
 
 
 def test_a_profile_refuses_another_pipeline(pipeline: Any, profile: Profile) -> None:
@@ -174,16 +148,3 @@ def test_an_interrupt_keeps_what_was_found(
     assert sorted(profile.plans) == [4]
     assert "interrupted" in caplog.text
     omnireuse.enable(pipeline).disable()
-
-
-def test_the_command_writes_a_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "prompts.txt").write_text("\n".join([*PROMPTS, ""]))
-    call = json.dumps(CALL)
-    arguments = ["calibrate", str(find_image_pipeline()), "--prompts", str(tmp_path / "prompts.txt"), "--steps", "6"]
-    arguments += ["--computed", "3", "--call", call, "--out", str(tmp_path / "profile.json")]
-    assert main(arguments) == 0
-    assert sorted(Profile.load(tmp_path / "profile.json").plans) == [3]
-    shown, notes = capsys.readouterr()
-    assert "held out" in shown
-    assert "full runs in all" in notes
-    assert "Loading" not in notes, "the libraries are quiet while they load"

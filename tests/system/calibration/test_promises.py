@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.errors import ConfigError, StateError
 from omnireuse.profiles.profile import Plan
 from tests.helpers.prompted import Prompted
 
@@ -206,18 +206,6 @@ def test_another_step_count_is_served_and_not_promised(profile: Profile, caplog:
 def test_a_quality_without_a_profile_says_both_ways() -> None:
     with pytest.raises(ConfigError, match=r"omnireuse\.calibrate.*tolerance="):
         omnireuse.enable(Prompted(), quality=35)
-
-
-@pytest.mark.parametrize("other", [{"speedup": 2}, {"quality": 30}, {"computed_steps": 3}, {"profile": "profile.json"}])
-def test_a_tolerance_is_a_wish_of_its_own(other: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="give one of tolerance and"):
-        omnireuse.enable(Prompted(), tolerance=0.1, **other)
-
-
-@pytest.mark.parametrize("tolerance", [0, -1, float("nan"), float("inf"), True])
-def test_a_tolerance_that_makes_no_sense_is_refused(tolerance: float) -> None:
-    with pytest.raises((ConfigError, WrongTypeError), match="tolerance must be a relative error"):
-        omnireuse.enable(Prompted(), tolerance=tolerance)
 
 
 def test_a_tolerance_holds_for_the_final_latents_and_a_larger_one_computes_less() -> None:

@@ -32,18 +32,14 @@ def method_of(enable: Callable[[Any], Any]) -> Method:
     return Method(key="mine", name="mine", family="peer", grid=lambda _: [setting])
 
 
-QUICK = ["fewer-steps", "default-call", "taylorseer", "scm", "diffusers-sea-cache"]
-QUICK_PEERS = ["speca", "mean-cache"]
+OURS = ["fewer-steps", "default-call", "taylorseer", "scm", "diffusers-sea-cache"]
 
 
-@pytest.mark.parametrize("key", sweep([*QUICK, "db-cache-dmd", "db-cache-foca"], quick=QUICK))
-def test_methods_keep_the_contract(images: Callable[..., Workload], key: str) -> None:
-    check(images, METHODS[key])
-
-
-@pytest.mark.parametrize("key", sweep(PEERS, quick=QUICK_PEERS))
-def test_peers_from_outside_keep_the_contract(images: Callable[..., Workload], key: str) -> None:
-    check(images, PEERS[key])
+@pytest.mark.parametrize(
+    "key", sweep([*OURS, "db-cache-dmd", "db-cache-foca", *PEERS], quick=[*OURS, "speca", "mean-cache"])
+)
+def test_methods_and_peers_keep_the_contract(images: Callable[..., Workload], key: str) -> None:
+    check(images, {**METHODS, **PEERS}[key])
 
 
 def test_a_method_that_calibrates_itself_asks_for_prompts(images: Callable[..., Workload]) -> None:

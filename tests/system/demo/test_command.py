@@ -16,7 +16,7 @@ pytestmark = pytest.mark.integration
 def test_a_demo_writes_its_record_and_page(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "CACHES", command.CACHES[:2])
+    monkeypatch.setattr(command, "CACHES", command.CACHES[:1])
     out = tmp_path / "out"
     arguments = ["--model", str(model), "--out", str(out), "--steps", "20", "--prompts", "2", "--guidance", "1"]
     assert main(["demo", *arguments]) == 0
@@ -25,8 +25,8 @@ def test_a_demo_writes_its_record_and_page(
     assert made.comparison.complete
     assert len(made.case.prompts) == 2
     assert made.case.pipeline == "untrained"
-    for cache in command.CACHES:
-        assert cache.name in text
+    for word in " ".join(cache.name for cache in command.CACHES).split():  # a narrow table breaks names
+        assert word in text
     best = made.case.points[0]
     assert best.computed_steps is not None
     assert best.psnr is not None

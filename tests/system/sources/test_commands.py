@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +10,9 @@ import pytest
 from omnireuse import Profile
 from omnireuse.cli import main
 from omnireuse_lab.record import read_comparison
-from reference.load import find_image_pipeline
 
 HERE = Path(__file__).parent
 PROMPTS = ["a circle", "a square", "a cross", "a ring"]
-FLUX = json.dumps({"height": 64, "width": 64, "max_sequence_length": 20})
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -58,16 +55,16 @@ def test_a_pipeline_from_a_function_is_compared_with_its_own_pictures(run: Run, 
     assert not [point.error for point in pareto.cases[0].points if point.error]
 
 
-def test_a_folder_is_calibrated_and_compared_in_the_dtype_that_was_asked_for(run: Run, tmp_path: Path) -> None:
-    given = (str(find_image_pipeline()), "--dtype", "bfloat16", "--device", "cpu", "--call", FLUX)
+def test_a_pipeline_is_calibrated_and_compared_in_the_dtype_that_was_asked_for(run: Run, tmp_path: Path) -> None:
+    given = ("--pipeline", "custom:make_whole", "--dtype", "bfloat16", "--device", "cpu")
     status, _, said = run("calibrate", *given, *SEARCH)
     assert status == 0
-    assert "FluxPipeline on cpu in bfloat16; 5 steps" in said
+    assert "Whole on cpu in bfloat16; 5 steps" in said
     assert Profile.load(tmp_path / "out.json").dtype == "bfloat16"
     (tmp_path / "out.json").unlink()
     status, _, said = run("compare", *given, "--steps", "4", "--only", "default")
     assert status == 0
-    assert said.startswith("FluxPipeline on cpu in bfloat16")
+    assert said.startswith("Whole on cpu in bfloat16")
     assert read_comparison(tmp_path / "out.json").environment["dtype"] == "bfloat16"
 
 
@@ -79,6 +76,7 @@ def test_a_folder_is_calibrated_and_compared_in_the_dtype_that_was_asked_for(run
         (("folder", "--pipeline", "custom:make_bare"), "MODEL, a folder or an id, and --pipeline cannot both be given"),
         (("--pipeline", "custom"), "must be PACKAGE:FUNCTION"),
         (("--pipeline", "custom:nothing"), "custom has no function 'nothing'"),
+        (("--pipeline", "nowhere_at_all:make"), "there is no module 'nowhere_at_all'"),
         (("--pipeline", "custom:make_bare", "--pictures", "custom:nothing"), "(--pictures='custom:nothing')"),
         (("nobody/nothing-of-this-name",), "unset HF_HUB_OFFLINE"),
         (("nowhere",), "there is no such folder"),

@@ -13,7 +13,6 @@ import torch.distributed as dist
 from peft import LoraConfig, get_peft_model
 
 import omnireuse
-from omnireuse.diffusion.cache.base import CacheBackend
 from omnireuse.diffusion.cache.selector import get_cache_backend
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
@@ -178,24 +177,6 @@ def test_an_exception_drops_the_state_and_the_next_run_is_clean(flux: Tiny) -> N
         with pytest.raises(KeyError):
             flux.run(steps=7, callback_on_step_end=stop)
         assert torch.equal(flux.run(steps=7), reused)
-
-
-def test_an_engine_enables_refreshes_and_disables(flux: Tiny) -> None:
-    full = flux.run(steps=8)
-    backend = get_cache_backend("cache_dit", {**LOOSE, "scm_steps_mask_policy": "medium"})
-    assert isinstance(backend, CacheBackend)
-    assert not backend.is_enabled()
-    with pytest.raises(StateError, match="call enable"):
-        backend.refresh(flux.pipe, 8)
-    backend.enable(flux.pipe)
-    with pytest.raises(StateError, match="enabled already"):
-        backend.enable(flux.pipe)
-    backend.refresh(flux.pipe, 8, verbose=False)
-    assert not torch.equal(flux.run(steps=8), full)
-    assert backend.stats()["reused_calls"] > 0
-    backend.disable(flux.pipe)
-    backend.disable(flux.pipe)
-    assert torch.equal(flux.run(steps=8), full)
 
 
 def test_what_it_cannot_serve_is_refused_and_undone(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

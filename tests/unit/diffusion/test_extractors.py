@@ -73,24 +73,6 @@ def test_a_wrapped_module_is_served_through_the_extractor_of_what_is_inside(wrap
     assert torch.equal(denoise(module), full)
 
 
-def test_a_backend_serves_an_engines_pipeline_through_refresh() -> None:
-    register_extractor("Foreign", take_apart)
-    pipeline = SimpleNamespace(transformer=Foreign())
-    full = denoise(pipeline.transformer)
-    backend = TeaCacheBackend(DiffusionCacheConfig(rel_l1_thresh=0.5, coefficients=IDENTITY))
-    backend.enable(pipeline)
-    results = []
-    for steps in (8, 12, 8):
-        backend.refresh(pipeline, steps)
-        results.append(denoise(pipeline.transformer, steps))
-        last = [event for event in backend.handle.events if event.total == steps][-1]
-        assert (last.step, last.reason) == (steps - 1, "last")
-    assert torch.equal(results[0], results[2])
-    assert not torch.equal(results[0], full)
-    backend.disable(pipeline)
-    assert torch.equal(denoise(pipeline.transformer), full)
-
-
 def test_a_model_without_extractor_or_declaration_is_refused() -> None:
     class Unheard(torch.nn.Module):
         pass

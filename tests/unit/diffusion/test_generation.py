@@ -361,3 +361,12 @@ def test_a_branch_that_was_not_asked_at_the_step_before_starts_anew() -> None:
                 generation.carry_out(choice, latents, latents)
         generation.advance()
     assert reasons == ["first", "policy", "paused", "policy"]
+
+
+def test_events_tell_whether_outputs_kept_their_direction() -> None:
+    seen: list[Decision] = []
+    strategy = Strategy(policy=EVERY_OTHER, forecaster=Polynomial(order=1), prediction_target="output")
+    generation, latents = Generation(strategy, levels_of(7), emit=seen.append), torch.zeros(1, 4)
+    for step, x in enumerate([0, 0, 1, 0, 3, 0, 2]):
+        generation.use(torch.full((1, 4), float(x)) if generation.computes(step, latents) else None, latents)
+    assert [event.heading for event in seen] == [None, None, None, None, pytest.approx(1), None, pytest.approx(-1)]

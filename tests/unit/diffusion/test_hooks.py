@@ -100,7 +100,7 @@ def test_offloading_casting_and_backend_in_any_order_of_enabling(offload: Callab
     with omnireuse.enable(plain.pipe, **FORCED, region=region):
         reused = plain.run(steps=4)
     assert not torch.equal(reused, full)
-    for place, order in itertools.product(range(4), itertools.permutations(others)):
+    for place, order in itertools.product(range(4), (others, others[::-1])):
         tiny = TINY["flux"]()
         for other in order[:place]:
             other(tiny)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import omnireuse
 from omnireuse import EveryNth, Spread, noise_levels
-from tests.helpers.tiny import Tiny, stable_diffusion
+from tests.helpers.tiny import stable_diffusion
 from tests.models.diffusion.pipelines import unet
 
 EMBEDS = torch.randn(1, 6, 16, generator=torch.Generator().manual_seed(1))
@@ -198,7 +198,7 @@ def test_equal_timesteps_of_an_announced_run_are_two_steps(twice: int, branches:
     assert handle.summary().steps == 22
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     begin=st.integers(0, 8),
     count=st.integers(10, 16),
@@ -225,30 +225,6 @@ def test_any_loop_has_the_steps_of_its_scheduler(
     levels = [level.sigma for level in noise_levels(pipe.scheduler)][begin:]
     assert told(handle) == [sigma for sigma in levels for _ in range(calls)]
     assert handle.summary().calls_outside == len([i for i in previews if 1 < i < len(times) - 1])
-
-
-def test_a_picture_from_the_last_steps_is_as_close_as_its_peers() -> None:
-    """Noise levels of other steps put this loop 15 dB farther away."""
-    tiny: Tiny = stable_diffusion()
-    tiny.pipe.scheduler = EulerDiscreteScheduler()
-
-    @torch.no_grad()
-    def run(begins: bool) -> torch.Tensor:
-        scheduler = tiny.pipe.scheduler
-        scheduler.set_timesteps(40)
-        if begins:
-            scheduler.set_begin_index(20)
-        latents = start(1, 4, 8, 8) * scheduler.sigmas[20]
-        for time in scheduler.timesteps[20:]:
-            output = tiny.pipe.unet(
-                scheduler.scale_model_input(latents, time), time, encoder_hidden_states=EMBEDS, return_dict=False
-            )[0]
-            latents = scheduler.step(output, time, latents, return_dict=False)[0]
-        return latents
-
-    with omnireuse.enable(tiny.pipe, speedup=2, tune=False):
-        found, peer = run(False), run(True)
-    assert torch.equal(found, peer)
 
 
 class Own:

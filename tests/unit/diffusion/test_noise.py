@@ -18,7 +18,12 @@ from diffusers import (
 )
 from diffusers.schedulers.scheduling_utils import SchedulerMixin
 
+import omnireuse
+from omnireuse.errors import UnsupportedModelError
+from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
+from omnireuse.noise.signals import filtered, grid_of
+from tests.helpers.tiny import TINY
 
 COMMON = ("epsilon", "v_prediction")
 CASES: list[tuple[type, str]] = [
@@ -107,3 +112,106 @@ def test_an_unknown_scheduler_counts_steps_and_denoises_nothing() -> None:
     levels = noise_levels(Unheard())
     assert [level.coordinate for level in levels] == [0, 1, 2]
     assert not levels[0].can_denoise(torch.zeros(1), torch.zeros(1))
+
+
+# -- the latents as seen through the noise -----------------------------------------------------------------------------
+
+
+def level(at: float) -> NoiseLevel:
+    return NoiseLevel(sigma=at, coordinate=at, sample_weight=1.0, output_weight=-at)
+
+
+def test_the_filter_is_the_optimal_linear_denoiser() -> None:
+    latents = torch.randn(2, 3, 8, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    a, b = 0.7, 0.3
+    f = torch.sqrt(torch.fft.fftfreq(8).double()[:, None] ** 2 + torch.fft.fftfreq(6).double()[None] ** 2)
+    gain = torch.where(f > 0, a * f**-2 / (a**2 * f**-2 + b**2), 1 / a)
+    expected = torch.fft.ifftn(torch.fft.fftn(latents, dim=(2, 3)) * gain / gain.mean(), dim=(2, 3)).real
+    torch.testing.assert_close(filtered(latents, level(b).noise, None).double(), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_noise_hides_fine_detail_early_and_not_late() -> None:
+    stripes = torch.tensor([1.0, -1.0]).repeat(8).expand(1, 1, 16, 16)
+    weights = [filtered(stripes, level(at).noise, None).abs().max().item() for at in (1.0, 0.9, 0.5, 0.1, 0.0)]
+    assert weights == sorted(weights)
+    assert weights[0] < 0.01
+    assert weights[-1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_packed_latents_are_unfolded() -> None:
+    latents = torch.randn(2, 3, 4, 6, generator=torch.Generator().manual_seed(1))
+    packed = latents.flatten(2).transpose(1, 2)
+    rows, columns = torch.meshgrid(torch.arange(4), torch.arange(6), indexing="ij")
+    ids = torch.stack((torch.zeros(24), rows.flatten(), columns.flatten()), 1)
+    for kwargs in (
+        {"img_ids": ids},
+        {"img_ids": ids.expand(2, -1, -1)},
+        {"img_shapes": [[(1, 4, 6)]] * 2},
+        {"img_shapes": [(1, 4, 6)]},
+        {"height": 4, "width": 6},
+    ):
+        grid = grid_of(packed, kwargs)
+        assert grid == (4, 6)
+        torch.testing.assert_close(filtered(packed, level(0.4).noise, grid), filtered(latents, level(0.4).noise, None))
+    assert grid_of(torch.zeros(1, 48, 3), {"num_frames": 2, "height": 4, "width": 6}) == (2, 4, 6)
+    assert grid_of(latents, {}) is None
+
+
+def test_what_the_filter_cannot_know_is_an_error() -> None:
+    with pytest.raises(UnsupportedModelError, match="cannot tell rows and columns"):
+        grid_of(torch.zeros(1, 24, 3), {"height": 5, "width": 5})
+    with pytest.raises(UnsupportedModelError, match="needs the noise of the scheduler"):
+        filtered(torch.zeros(1, 3, 4, 4), NoiseLevel(sigma=None, coordinate=3.0).noise, None)
+
+
+# -- solvers that bound x0 ---------------------------------------------------------------------------------------------
+
+
+DEFAULT = omnireuse.Strategy.default()
+
+
+def _name(value: Any) -> str:
+    return value if isinstance(value, str) else type(value).__name__
+
+
+BOUNDING = [
+    DDIMScheduler(clip_sample=True),
+    DDIMScheduler(clip_sample=False, thresholding=True),
+    DPMSolverMultistepScheduler(thresholding=True),
+]
+OTHERS = [
+    (DDIMScheduler(clip_sample=False), "velocity"),
+    (DDIMScheduler(clip_sample=True, prediction_type="sample"), "velocity"),
+    (DPMSolverMultistepScheduler(), "velocity"),
+    (DDPMScheduler(clip_sample=True), "x0"),
+    (DDPMScheduler(clip_sample=False, thresholding=True), "x0"),
+]
+
+
+def target_of(scheduler: Any, strategy: omnireuse.Strategy = DEFAULT) -> str:
+    scheduler.set_timesteps(28)
+    return strategy.for_run(28, noise_levels(scheduler)).target
+
+
+@pytest.mark.parametrize("scheduler", BOUNDING, ids=_name)
+def test_the_output_is_forecast_where_x0_is_bounded(scheduler: Any) -> None:
+    assert target_of(scheduler) == "output"
+
+
+@pytest.mark.parametrize(("scheduler", "target"), OTHERS, ids=_name)
+def test_others_keep_their_target(scheduler: Any, target: str) -> None:
+    assert target_of(scheduler) == target
+
+
+def test_a_target_that_is_asked_for_is_taken() -> None:
+    asked = omnireuse.Strategy(policy=DEFAULT.policy, forecaster=omnireuse.Blend(), prediction_target="x0")
+    assert target_of(BOUNDING[0], asked) == "x0"
+
+
+def test_a_picture_equals_that_of_the_output_asked_for() -> None:
+    tiny = TINY["stable_diffusion"]()
+    tiny.pipe.scheduler = DDIMScheduler(clip_sample=True)
+    with omnireuse.enable(tiny.pipe, tune=False):
+        made = tiny.run(steps=28)
+    with omnireuse.enable(tiny.pipe, policy=DEFAULT.policy, forecaster="blend", prediction_target="output"):
+        assert torch.equal(tiny.run(steps=28), made)

@@ -19,7 +19,7 @@ from tests.helpers.sweep import sweep
 
 CPU, STEPS = torch.device("cpu"), 5
 REUSED = {"policy": Steps(steps=(0, 1, 4)), "forecaster": "hold"}
-REGIONS = sweep(["step", "call", "blocks", "tail"], quick=["step", "blocks"])
+REGIONS = ("step", "call", "blocks", "tail")
 
 
 def model_offload(sampler: FakeSampler) -> None:
@@ -59,9 +59,12 @@ def run(sampler: FakeSampler, **reuse: Any) -> tuple[int, int]:
     return loads.count, reads.count
 
 
-@pytest.mark.parametrize("region", REGIONS)
 @pytest.mark.parametrize(
-    "offload", sweep([sequential_offload, group_offload, leaf_offload], quick=[sequential_offload, group_offload])
+    ("offload", "region"),
+    sweep(
+        [(each, region) for each in (sequential_offload, group_offload, leaf_offload) for region in REGIONS],
+        quick=[(sequential_offload, "step"), (group_offload, "blocks")],
+    ),
 )
 def test_a_forecast_step_moves_no_weights(offload: Callable[[FakeSampler], None], region: str) -> None:
     with fake_device() as device:

@@ -14,7 +14,8 @@ from msgspec import structs
 
 import omnireuse
 from omnireuse import Profile, Spread, Steps, Summary
-from omnireuse.loop.events import Decision, RunEnded
+from omnireuse.loop.events import Decision, RequestBegan, RunEnded, Unlike
+from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.summary.counters import Counts
 from omnireuse.summary.summary import Promise
 from tests import TOP
@@ -24,20 +25,14 @@ PROFILE = TOP / "models/shapes-flux/profiles/shapes-flux-28-unguided.json"
 
 
 class Elements(HTMLParser):
-    """Checks that every element is closed, and keeps texts and names."""
+    """Checks that every element is closed, and keeps the text."""
 
-    def __init__(self, html: str) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.names: list[str] = []
-        self.roles: list[object] = []
         self.text = ""
-        self.feed(html)
-        assert self.open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.names.append(tag)
-        self.roles += [value for name, value in attrs if name == "role"]
         if tag != "br":
             self.open.append(tag)
 
@@ -48,7 +43,16 @@ class Elements(HTMLParser):
         self.text += data
 
 
-def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | None = None) -> Summary:
+def text_of(html: str) -> str:
+    parser = Elements()
+    parser.feed(html)
+    assert parser.open == []
+    return parser.text
+
+
+def summary_of(
+    *reused: bool, runs: int = 1, branches: int = 1, errors: tuple[float, ...] = (), heading: float | None = None
+) -> Summary:
     counts = Counts()
     for run in range(1, runs + 1):
         for step, each in enumerate(reused):
@@ -63,7 +67,8 @@ def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | N
                         reason="policy" if step else "first",
                         sigma=None,
                         drift=None,
-                        error=None if each else error,
+                        error=errors[step] if errors and not each else None,
+                        heading=None if each else heading,
                         host_seconds=0.001,
                     )
                 )
@@ -72,7 +77,7 @@ def summary_of(*reused: bool, runs: int = 1, branches: int = 1, error: float | N
 
 
 def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
-    text = str(summary_of(False, True, False, True, error=1.2))
+    text = str(summary_of(False, True, False, True, errors=(0.1, 0, 0.8), heading=0.3))
     assert text.splitlines() == [
         "my strategy: 2 of 4 steps computed (2.00x fewer) in 1 run",
         "  latest run: █░█░ (█ computed, ░ forecast)",
@@ -82,32 +87,25 @@ def test_a_summary_says_what_was_done_and_explains_its_figures() -> None:
         "  this budget is beyond what forecasts can do here: expect little more than 2 plain steps give, or the last "
         "output held",
     ]
-    assert "beyond" not in str(summary_of(False, True, False, True, error=0.5))
-    assert "beyond" not in str(summary_of(False, False, error=1.2))
+    for errors, heading in [((0.1, 0, 0.6), 0.3), ((0.1, 0, 0.8), 0.5), ((0.1, 0, 0.8), None)]:
+        assert not summary_of(False, True, False, errors=errors, heading=heading).is_beyond
+    assert "beyond" not in str(summary_of(False, False, errors=(1.2, 1.2), heading=0.3))
     assert "none reused" in str(summary_of(False, False))
 
 
 def test_a_notebook_shows_the_steps_of_the_latest_run(flux: Tiny) -> None:
     with omnireuse.enable(flux.pipe, policy=Steps(steps=(0, 3))) as handle:
-        empty = Elements(handle._repr_html_())
-        assert "img" not in empty.roles
-        assert "Nothing was decided yet" in empty.text
+        assert "Nothing was decided yet" in text_of(handle._repr_html_())
         flux.run(steps=6)
         summary = handle.summary()
         assert summary.last_run == (1, 0, 0, 1, 0, 1)
-        shown = Elements(handle._repr_html_())
-    assert "Steps × Hold on step on FluxPipeline, enabled" in shown.text
-    assert "3 of 6 steps computed (2.00x fewer) in 1 run" in shown.text
-    assert shown.names.count("i") == 6
-    assert shown.roles.count("img") == 1
+        shown = text_of(handle._repr_html_())
+    assert "Steps × Hold on step on FluxPipeline, enabled" in shown
+    assert "3 of 6 steps computed (2.00x fewer) in 1 run" in shown
     assert "disabled" in handle._repr_html_()
-    assert Elements(summary._repr_html_()).text.startswith("Steps × Hold on step3 of 6")
-
-
-def test_names_cannot_break_the_page() -> None:
-    summary = replace(summary_of(False, True), name="<script>&")
-    assert "<script>" not in summary._repr_html_()
-    assert Elements(summary._repr_html_()).text.startswith("<script>&")
+    named = replace(summary, name="<script>&")._repr_html_()
+    assert "<script>" not in named, "names cannot break the page"
+    assert text_of(named).startswith("<script>&3 of 6")
 
 
 @pytest.mark.parametrize(
@@ -134,9 +132,37 @@ def test_names_cannot_break_the_page() -> None:
 )
 def test_what_is_promised_is_in_both_forms(promise: Promise | None, said: str) -> None:
     summary = replace(summary_of(False, True), promise=promise)
-    for shown in (str(summary).lower(), Elements(summary._repr_html_()).text.lower()):
+    for shown in (str(summary).lower(), text_of(summary._repr_html_()).lower()):
         assert said in shown
         assert shown.count("promised") == (promise is not None)
+
+
+@pytest.mark.parametrize(
+    ("total", "noises", "said"),
+    [
+        (2, (1.0, 0.5), None),
+        (2, (1.0, 0.5005), None),
+        (None, (), None),
+        (2, (None, None), None),
+        (3, (1.0, 0.5, 0.2), "a run has 3 steps, the profile was measured on runs of 2 steps"),
+        (2, (1.0, 0.6), "a run has other noise levels, the profile was measured on runs of 2 steps"),
+    ],
+)
+def test_a_promise_is_for_runs_like_the_profiles(
+    total: int | None, noises: tuple[float | None, ...], said: str | None
+) -> None:
+    levels = [NoiseLevel(sigma=noise, coordinate=noise or 0.0, sample_weight=noise) for noise in noises]
+    assert Promise(tenth=43.1, expected=50.4, prompts=8, coordinates=(1.0, 0.5)).unlike(total, levels) == said
+
+
+def test_what_was_unlike_ends_a_promise_until_the_next_request() -> None:
+    promise, counts = Promise(tenth=43.1, expected=50.4, prompts=8, coordinates=(1.0, 0.5)), Counts()
+    assert counts.summary("", promise).promise_holds
+    counts.take(Unlike("it rains"))
+    counts.take(Unlike("it snows"))
+    assert "not promised: it rains" in str(counts.summary("", promise).promise)
+    counts.take(RequestBegan())
+    assert counts.summary("", promise).promise_holds
 
 
 def test_runs_that_were_broken_off_are_kept_out_of_the_means(flux: Tiny) -> None:

@@ -10,7 +10,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
-from omnireuse import EveryNth, Hold, Polynomial, Spread, Steps
+from omnireuse import EveryNth, Hold, Polynomial, Steps
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.loop.strategy import Strategy
 from tests.helpers.tiny import FLUX_CALL, TINY, Tiny
@@ -75,15 +75,6 @@ def test_additions_between_blocks_are_part_of_the_residual_once(flux: Tiny) -> N
     with omnireuse.enable(flux.pipe, policy=Steps(steps=(0, 2)), region="blocks"):
         flux.run(steps=5, guided=False)
     torch.testing.assert_close(leaving[3] - entering[3], leaving[2] - entering[2], rtol=1e-5, atol=1e-5)
-
-
-def test_branches_keep_their_own_history(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe, policy="fixed", region="call") as handle:
-        flux.run(steps=6)
-    assert {event.branch for event in handle.events} == {"cond", "uncond"}
-    cond = [event.error for event in handle.events if event.branch == "cond"]
-    uncond = [event.error for event in handle.events if event.branch == "uncond"]
-    assert cond != uncond
 
 
 def test_a_loop_of_ones_own_is_served_and_branches_are_told_by_their_order(flux: Tiny) -> None:
@@ -161,20 +152,6 @@ def test_what_stands_before_the_class_is_refused_instead_of_bypassed(flux: Tiny)
         omnireuse.enable(flux.pipe, policy="fixed", region="call")
 
 
-def test_a_reused_step_calls_no_model_at_all(tiny: Tiny) -> None:
-    denoiser = getattr(tiny.pipe, "transformer", None) or tiny.pipe.unet
-    calls: list[Any] = []
-    denoiser.register_forward_hook(lambda *_: calls.append(1))
-    tiny.run(steps=8)
-    full = len(calls)
-    calls.clear()
-    with omnireuse.enable(tiny.pipe, policy=Spread(num_computed=4)) as handle:
-        tiny.run(steps=8)
-    assert len(calls) * 2 == full
-    assert handle.summary().computed_steps == 4
-    assert handle.summary().step_ratio == 2
-
-
 def test_guards_force_what_no_policy_wants(flux: Tiny) -> None:
     class Always(omnireuse.Policy):
         def wants_reuse(self, state: None, view: object) -> bool:
@@ -216,7 +193,7 @@ def test_events_say_what_happened(flux: Tiny) -> None:
     assert [event.step for event in seen] == list(range(6))
     assert [event.reused for event in seen] == [False, True, False, True, False, False]
     assert all(event.total == 6 and event.branch == "step" and event.run == 1 for event in seen)
-    assert all(event.host_seconds >= 0 for event in seen)
+    assert all(isinstance(event, omnireuse.Decision) and event.host_seconds >= 0 for event in seen)
     assert seen[0].sigma == pytest.approx(1.0)
     assert seen[0].error is None
     assert seen[2].error is not None

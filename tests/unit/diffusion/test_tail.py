@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 import omnireuse
-from omnireuse import Polynomial, ResidualDiff, Steps, TeaCache
+from omnireuse import ResidualDiff, Steps, TeaCache
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.errors import ConfigError
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.strategy import Strategy
-from omnireuse.models import BLOCK_STACKS, BlockStack
+from omnireuse.models import BLOCK_STACKS
 from omnireuse.policies.base import StepView
 from tests.helpers.tiny import TINY, Tiny
 
@@ -311,75 +310,6 @@ def test_a_split_without_a_middle_computes_everything_and_says_so(flux: Tiny, ca
     assert (h.summary().reused_calls, h.summary().computed_calls) == (0, 12)
 
 
-class Double(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = torch.nn.Linear(4, 4)
-
-    def forward(self, hidden_states: torch.Tensor, encoder_hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        both = torch.cat([encoder_hidden_states, hidden_states], dim=1)
-        both = both + torch.tanh(self.mix(both)) + both.mean(1, keepdim=True)
-        return both[:, :2], both[:, 2:]
-
-
-class Single(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.mix = torch.nn.Linear(4, 4)
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        return hidden_states + torch.tanh(self.mix(hidden_states)) + hidden_states.mean(1, keepdim=True)
-
-
-class Joining(torch.nn.Module):
-    """Two blocks with two streams, then two blocks with one, as Chroma and FLUX.2 have them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.double_blocks = torch.nn.ModuleList(Double() for _ in range(2))
-        self.single_blocks = torch.nn.ModuleList(Single() for _ in range(2))
-
-    def forward(self, hidden_states: torch.Tensor, text: torch.Tensor, timestep: float) -> torch.Tensor:
-        del timestep
-        for block in self.double_blocks:
-            text, hidden_states = block(hidden_states=hidden_states, encoder_hidden_states=text)
-        hidden_states = torch.cat([text, hidden_states], dim=1)
-        for block in self.single_blocks:
-            hidden_states = block(hidden_states)
-        return hidden_states[:, 2:]
-
-
-JOINING = BlockStack(
-    model="Joining",
-    lists=("double_blocks", "single_blocks"),
-    streams=("encoder_hidden_states", "hidden_states"),
-    signal=lambda _block, arguments: arguments["hidden_states"],
-    joined=("single_blocks",),
-)
-
-
-@pytest.mark.parametrize("first", [0, 1, 2, 3, 4])
-@torch.no_grad()
-def test_streams_that_join_may_be_split_anywhere(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BLOCK_STACKS.builtin, "Joining", JOINING)
-    torch.manual_seed(0)
-    model = Joining()
-    still, text = torch.randn(1, 3, 4), torch.randn(1, 2, 4)
-    full = model(still, text, 0.0)
-    for last in range(5 - first):
-        has_middle = first + last < 4
-        splits = {"region": "tail", "first_blocks": first, "last_blocks": last}
-        policy = ResidualDiff(**LOOSE) if first else Steps(steps=(0, 1, 4))
-        with omnireuse.enable(SimpleNamespace(transformer=model), strategy_of(policy=policy, **splits)) as handle:
-            handle.expect(5)
-            for step in range(5):
-                # What does not move is won back from entry and residual, and has no drift.
-                torch.testing.assert_close(model(hidden_states=still, text=text, timestep=1.0 - step / 5), full)
-        assert handle.summary().reused_calls == (2 if has_middle else 0)
-        measured = {event.drift for event in handle.events if event.step}
-        assert measured == ({0.0} if first and has_middle else {None})
-
-
 # -- several pipelines, and any combination ---------------------------------------------------------------------------
 
 
@@ -424,52 +354,3 @@ def test_the_first_blocks_signal_of_the_stack_serves_the_tail_as_well(flux: Tiny
             flux.run(steps=4)
         drifts.append([event.drift for event in handle.events])
     assert drifts[0] == drifts[1]
-
-
-# -- the backends -----------------------------------------------------------------------------------------------------
-
-FIELDS = {"residual_diff_threshold": 1e9, "max_warmup_steps": 2, "max_cached_steps": 5}
-
-
-def test_the_backends_are_their_strategies() -> None:
-    tiny = TINY["wan"]()
-    policy = ResidualDiff(residual_diff_threshold=1e9, max_warmup_steps=2, max_cached_steps=5)
-    with omnireuse.enable(
-        tiny.pipe, Strategy(policy=policy, region="tail", first_blocks=1, shared_cfg_decision=True)
-    ) as handle:
-        expected = tiny.run(steps=9)
-    assert handle.summary().reused_calls == 10
-    for name in ("db_cache", "first_block_cache"):
-        with omnireuse.enable(tiny.pipe, name, **FIELDS) as handle:
-            assert torch.equal(tiny.run(steps=9), expected)
-        assert handle.summary().name == name
-    forecaster = Polynomial(order=2)
-    splits = {"first_blocks": 2, "last_blocks": 0, "shared_cfg_decision": True}
-    with omnireuse.enable(tiny.pipe, strategy_of(policy=policy, forecaster=forecaster, region="tail", **splits)):
-        expected = tiny.run(steps=9)
-    options = {**FIELDS, "Fn_compute_blocks": 2, "enable_taylorseer": True, "taylorseer_order": 2}
-    with omnireuse.enable(tiny.pipe, "db_cache", **options):
-        assert torch.equal(tiny.run(steps=9), expected)
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("db_cache", {"Fn_compute_blocks": 3, "Bn_compute_blocks": 2}, "at most the 4 blocks"),
-        ("db_cache", {"enable_taylorseer": True, "taylorseer_order": 4}, "taylorseer_order must be 1, 2 or 3"),
-        (
-            "db_cache",
-            {"force_refresh_step_hint": 3},
-            "'force_refresh_step_hint'.*'cache_dit' has it",
-        ),
-        ("first_block_cache", {"Fn_compute_blocks": 2}, "Fn_compute_blocks must be 1 with 'first_block_cache'"),
-        ("first_block_cache", {"Bn_compute_blocks": 1}, "Bn_compute_blocks must be 0"),
-    ],
-)
-def test_options_that_a_backend_cannot_serve_are_refused(
-    flux: Tiny, name: str, options: dict[str, Any], message: str
-) -> None:
-    full = flux.run()
-    with pytest.raises(ConfigError, match=message):
-        omnireuse.enable(flux.pipe, name, **options)
-    assert torch.equal(flux.run(), full)

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
+from hypothesis import given
+from hypothesis import strategies as st
 
 import omnireuse
 from omnireuse import Blend, Polynomial, Spread, Steps
+from omnireuse.diffusion.cache.magcache import MagCacheConfig, apply_mag_cache_hook
+from omnireuse.diffusion.cache.teacache import TeaCacheConfig, apply_teacache_hook, register_extractor
+from omnireuse.hooks.timesteps import StepsByTimestep, timestep_of
 from omnireuse.summary.prometheus import StepReuseCollector
+from tests.helpers.foreign import IDENTITY, Foreign, take_apart
+from tests.helpers.tiny import TINY
 
 SIGMAS = (1.0, 0.9, 0.6, 0.5, 0.1, 0.05)
 
@@ -171,3 +180,204 @@ def test_the_default_forecasts_calls_where_a_denoiser_has_several_outputs(caplog
     ):
         sample()
     assert torch.equal(sample(), full)
+
+
+# -- timesteps ---------------------------------------------------------------------------------------------------------
+
+
+STEPS = 8
+TEXT = torch.ones(1, 3, 8)
+
+
+class Timestep(Foreign):
+    pass
+
+
+class Timesteps(Foreign):
+    def forward(self, x: torch.Tensor, timesteps: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        return Foreign.forward(self, x, timesteps, text)
+
+
+class T(Foreign):
+    def forward(self, x: torch.Tensor, text: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return Foreign.forward(self, x, t, text)
+
+
+class Sigma(Foreign):
+    def forward(self, x: torch.Tensor, /, sigma: torch.Tensor, *, text: torch.Tensor) -> torch.Tensor:
+        return Foreign.forward(self, x, sigma, text)
+
+
+class NoiseLevel(Foreign):
+    def forward(self, text: torch.Tensor, noise_level: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return Foreign.forward(self, x, noise_level, text)
+
+
+class Collected(Foreign):
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return Foreign.forward(self, args[0], kwargs["t"], kwargs["text"])
+
+
+CALLS: dict[str, tuple[type[Foreign], Callable[[Any, Any, Any], Any]]] = {
+    "timestep by position": (Timestep, lambda m, x, t: m(x, t, TEXT)),
+    "timestep by name": (Timestep, lambda m, x, t: m(x, text=TEXT, timestep=t)),
+    "timesteps by position": (Timesteps, lambda m, x, t: m(x, t, text=TEXT)),
+    "timesteps by name": (Timesteps, lambda m, x, t: m(x=x, timesteps=t, text=TEXT)),
+    "t by position": (T, lambda m, x, t: m(x, TEXT, t)),
+    "t by name": (T, lambda m, x, t: m(x, t=t, text=TEXT)),
+    "sigma by position": (Sigma, lambda m, x, t: m(x, t, text=TEXT)),
+    "sigma by name": (Sigma, lambda m, x, t: m(x, sigma=t, text=TEXT)),
+    "noise_level by position": (NoiseLevel, lambda m, x, t: m(TEXT, t, x)),
+    "noise_level by name": (NoiseLevel, lambda m, x, t: m(x=x, noise_level=t, text=TEXT)),
+    "collected": (Collected, lambda m, x, t: m(x, t=t, text=TEXT)),
+}
+
+
+def made(kind: type[Foreign]) -> Foreign:
+    """A model of this class, whose extractor takes its arguments as its forward does."""
+
+    def extract(module: Foreign, *args: Any, **kwargs: Any) -> Any:
+        told = inspect.signature(kind.forward).bind(module, *args, **kwargs).arguments
+        positional, named = told.pop("args", [None]), told.pop("kwargs", {})
+        told = {"x": positional[0], **told, **named}
+        (when,) = [value for name, value in told.items() if name not in ("self", "x", "hidden_states", "text")]
+        return take_apart(module, told.get("hidden_states", told["x"]), when, told["text"])
+
+    register_extractor(kind.__name__, extract)
+    return kind()
+
+
+@torch.no_grad()
+def sample(module: Any, call: Callable[[Any, Any, Any], Any], times: Sequence[Any] | torch.Tensor) -> torch.Tensor:
+    latents = torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(0))
+    for t in times:
+        latents = latents - call(module, latents, t) / len(times)
+    return latents
+
+
+DOWN = torch.linspace(1, 0.1, STEPS)[:, None]
+
+
+@pytest.mark.parametrize("name", sorted(CALLS))
+def test_the_timestep_is_found_wherever_it_is(name: str) -> None:
+    kind, call = CALLS[name]
+    module = made(kind)
+    full = sample(module, call, DOWN)
+    with apply_teacache_hook(module, TeaCacheConfig(0.5, IDENTITY)) as handle:
+        handle.expect(STEPS)
+        reused = sample(module, call, DOWN)
+        # The next run begins where the timestep goes back.
+        assert torch.equal(sample(module, call, DOWN), reused)
+    assert [(event.run, event.step, event.total) for event in handle.events] == [
+        (run, step, STEPS) for run in (1, 2) for step in range(STEPS)
+    ]
+    assert handle.summary().reused_calls > 0
+    assert handle.summary().calls_outside == 0
+    assert torch.equal(sample(module, call, DOWN), full)
+
+
+def test_a_declared_model_is_served_by_position() -> None:
+    transformer = TINY["wan"]().pipe.transformer
+
+    @torch.no_grad()
+    def run() -> torch.Tensor:
+        latents = torch.ones(1, 16, 2, 2, 2)
+        for t in torch.linspace(1000, 100, STEPS):
+            latents = latents - transformer(latents, t[None], torch.ones(1, 6, 32), return_dict=False)[0] / STEPS
+        return latents
+
+    full = run()
+    config = MagCacheConfig(0.5, num_inference_steps=STEPS, mag_ratios=[1.0] + [0.98] * (STEPS - 1))
+    with apply_mag_cache_hook(transformer, config) as handle:
+        assert not torch.equal(run(), full)
+    assert handle.summary().reused_calls > 0
+    assert torch.equal(run(), full)
+
+
+@pytest.mark.parametrize("announced", [True, False])
+def test_time_may_go_up(announced: bool) -> None:
+    kind, call = CALLS["t by name"]
+    module, up = made(kind), DOWN.flip(0)
+    with apply_teacache_hook(module, TeaCacheConfig(0.5, IDENTITY)) as handle:
+        for _ in range(3):
+            if announced:
+                handle.expect(STEPS)
+            sample(module, call, up)
+    whole = [(run, step) for run in (1, 2, 3) for step in range(STEPS)]
+    # Without a word, the first two steps go by until it is clear that this is one run.
+    late = [
+        (1, 0),
+        (2, 0),
+        *((3, step) for step in range(STEPS - 2)),
+        *((run, step) for run in (4, 5) for step in range(STEPS)),
+    ]
+    assert [(event.run, event.step) for event in handle.events] == (whole if announced else late)
+    assert any(event.reused for event in handle.events)
+
+
+def test_a_call_without_a_timestep_is_computed_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Untold(Foreign):
+        def forward(self, x: torch.Tensor, when: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+            return Foreign.forward(self, x, when, text)
+
+    module = made(Untold)
+    full = sample(module, lambda m, x, t: m(x, t, TEXT), DOWN)
+    with (
+        caplog.at_level(logging.WARNING, "omnireuse"),
+        apply_teacache_hook(module, TeaCacheConfig(0.5, IDENTITY)) as handle,
+    ):
+        assert torch.equal(sample(module, lambda m, x, t: m(x, t, TEXT), DOWN), full)
+    assert handle.summary().calls_outside == STEPS
+    (record,) = [each for each in caplog.records if "without a timestep" in each.message]
+    assert (
+        "Untold is called without a timestep (looked for timestep, timesteps, t, sigma, noise_level)" in record.message
+    )
+    assert "nothing is reused" in record.message
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (0.5, 0.5),
+        (3, 3.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(7), 7.0),
+        (torch.tensor(0.5), 0.5),
+        (torch.tensor([0.5, 0.5]), 0.5),
+        (torch.tensor([3], dtype=torch.int64), 3.0),
+        (torch.tensor([[0.0, 0.0, 900.0, 900.0]]), 900.0),  # given frames have no noise
+        (torch.tensor([]), None),
+        ("now", None),
+        (True, None),
+        (None, None),
+    ],
+)
+def test_a_timestep_is_a_number_of_any_kind(value: Any, expected: float | None) -> None:
+    module = Foreign()
+    assert timestep_of(module, (torch.ones(1), value), {}) == expected
+    assert timestep_of(module, (torch.ones(1),), {"timestep": value}) == expected
+    assert timestep_of(module, (), {"sigma": value, "hidden_states": torch.ones(1)}) == expected
+
+
+runs = st.lists(st.integers(2, 12), min_size=1, max_size=5)
+
+
+@given(runs, st.booleans())
+def test_announced_runs_are_told_apart_whichever_way_they_go(lengths: list[int], rise: bool) -> None:
+    steps, told = StepsByTimestep(), []
+    for length in lengths:
+        steps.announce()
+        for index in range(length):
+            at = float(index if rise else -index)
+            told += [steps.see(at), steps.see(at)]
+    expected: list[str] = []
+    for length in lengths:
+        expected += ["next run", "same step", *["next step", "same step"] * (length - 1)]
+    assert told == expected
+
+
+@given(runs)
+def test_unannounced_runs_that_go_down_are_told_apart(lengths: list[int]) -> None:
+    steps = StepsByTimestep()
+    told = [steps.see(float(-index)) for length in lengths for index in range(length)]
+    assert told == [word for length in lengths for word in ("next run", *["next step"] * (length - 1))]

@@ -122,7 +122,7 @@ class _Holding(Stepper):
     def __init__(self, computed: tuple[int, ...]) -> None:
         self._computed, self._last = computed, torch.zeros(())
 
-    def computes(self, step: int, latents: torch.Tensor | None, *, denoiser: int = 0) -> bool:
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: object = 0) -> bool:
         return step in self._computed
 
     def use(self, output: torch.Tensor | None, latents: torch.Tensor, given: Any = ()) -> torch.Tensor:

@@ -212,6 +212,17 @@ def test_shadows_that_fail_end_tuning_with_a_warning_and_no_request(caplog: pyte
     assert torch.equal(tuned.serve(seed).latents, untuned_of(seed))
 
 
+def test_a_loop_that_cannot_be_copied_is_not_measured_and_not_harmed(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(memo: object) -> None:
+        raise RuntimeError("it holds a socket")
+
+    tuned, state = Tuned(), named(0)
+    state.scheduler.__deepcopy__ = fail
+    assert torch.equal(tuned.engine.alone(state), untuned_of(0))
+    assert state.extra[KEY].failures == 0
+    assert "a loop cannot be made again: RuntimeError: it holds a socket" in caplog.text
+
+
 def test_shadows_change_no_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = Tuned()
     inner = tuned.denoise

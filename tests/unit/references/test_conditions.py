@@ -130,17 +130,6 @@ def test_another_mask_makes_the_next_call_full() -> None:
     torch.testing.assert_close(lean, full, rtol=1e-4, atol=1e-5)
 
 
-def test_another_scale_of_an_adapter_makes_the_next_call_full() -> None:
-    tiny = EDITING["kontext"]()
-    tiny.pipe.transformer.add_adapter(LoraConfig(r=2, target_modules=["to_k"], init_lora_weights=False))
-    loop = Loop(tiny)
-    with loop.handle:
-        for weight, counts in ((1.0, (1, 0)), (1.0, (1, 1)), (0.5, (2, 1)), (0.5, (2, 2))):
-            tiny.pipe.transformer.set_adapters(["default"], weights=[weight])
-            loop.call()
-            assert loop.counts == counts
-
-
 @pytest.mark.filterwarnings("ignore:Already found")
 def test_another_scale_in_a_later_layer_makes_the_next_call_full() -> None:
     tiny = EDITING["kontext"]()

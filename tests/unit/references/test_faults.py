@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,75 +29,74 @@ def run(tiny: Tiny, plan: Any = True, steps: int = 4, **call: Any) -> tuple[torc
         return tiny.run(steps=steps, **call), handle.summary()
 
 
-def test_an_exception_in_a_lean_call_makes_the_run_full(caplog: pytest.LogCaptureFixture) -> None:
-    tiny = EDITING["kontext"]()
-    expected = tiny.run(steps=4)
-    target = 16
-
+def fail_lean_calls(pipe: Any, _patch: pytest.MonkeyPatch) -> None:
     def fail(_module: Any, given: Any) -> None:
-        if given[0].shape[1] == target:
+        if given[0].shape[1] == 16:  # the target's tokens alone
             raise RuntimeError("no such kernel")
 
-    tiny.pipe.transformer.x_embedder.register_forward_pre_hook(fail)
-    latents, summary = run(tiny)
-    assert torch.equal(latents, expected)
-    assert summary.fallbacks == {FULL: 1}
-    assert summary.references is not None
-    assert (summary.references.full, summary.references.lean) == (8, 0)
-    (line,) = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
-    assert "step 1, branch 0: a lean call failed with RuntimeError: no such kernel" in line
-    assert line.endswith("references=False asks for no lean calls")
+    pipe.transformer.x_embedder.register_forward_pre_hook(fail)
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_the_call_whose_keys_are_broken_is_named(caplog: pytest.LogCaptureFixture, value: float) -> None:
-    tiny = EDITING["kontext"]()
-
-    def break_keys(_module: Any, _given: Any, result: torch.Tensor) -> torch.Tensor:
+def break_keys(pipe: Any, _patch: pytest.MonkeyPatch, value: float = float("nan")) -> None:
+    def broken(_module: Any, _given: Any, result: torch.Tensor) -> torch.Tensor:
         return result.index_fill(1, torch.tensor([result.shape[1] - 1]), value)
 
-    tiny.pipe.transformer.single_transformer_blocks[1].attn.to_v.register_forward_hook(break_keys)
-    expected = tiny.run(steps=4)
-    latents, summary = run(tiny)
-    torch.testing.assert_close(latents, expected, rtol=0, atol=0, equal_nan=True)
-    assert summary.fallbacks == {FULL: 1}
-    assert "step 0, branch 0: keys or values of attention 3 are NaN or infinite" in caplog.text
-    assert summary.references is not None
-    assert (summary.references.full, summary.references.lean) == (8, 0)
+    pipe.transformer.single_transformer_blocks[1].attn.to_v.register_forward_hook(broken)
 
 
-def test_keys_that_do_not_fit_are_not_kept(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = EDITING["kontext"]()
-    expected = tiny.run(steps=4)
-    monkeypatch.setattr("omnireuse.references.attention.free_bytes", lambda _device: 1000)
-    latents, summary = run(tiny)
-    assert torch.equal(latents, expected)
-    assert summary.fallbacks == {FULL: 1}
-    assert re.search(r"GiB are needed, and 0.00 GiB are free on cpu; references='host'", caplog.text)
-    assert summary.references is not None
-    assert (summary.references.lean, summary.references.kept_bytes) == (0, 0)
+def leave_no_memory(_pipe: Any, patch: pytest.MonkeyPatch) -> None:
+    patch.setattr("omnireuse.references.attention.free_bytes", lambda _device: 1000)
 
 
-def test_free_memory_of_the_host_counts_what_files_take() -> None:
-    free = free_bytes(torch.device("cpu"))
-    assert free is None or free >= 2**20
-    assert free_bytes(torch.device("meta")) is None
-
-
-def test_a_processor_that_attends_in_its_own_way_makes_calls_full(caplog: pytest.LogCaptureFixture) -> None:
-    tiny = EDITING["kontext"]()
-    block = tiny.pipe.transformer.transformer_blocks[0].attn
+def attend_in_its_own_way(pipe: Any, _patch: pytest.MonkeyPatch) -> None:
+    block = pipe.transformer.transformer_blocks[0].attn
 
     class Own(type(block.processor)):  # type: ignore[misc]  # a class that is read
         def __call__(self, attn: Any, hidden_states: Any, encoder_hidden_states: Any = None, *_: Any, **__: Any) -> Any:
             return hidden_states, encoder_hidden_states
 
     block.set_processor(Own())
-    expected = tiny.run(steps=3)
-    latents, summary = run(tiny, steps=3)
-    assert torch.equal(latents, expected)
-    assert "3 of 4 attentions were seen" in caplog.text
+
+
+def disorder(pipe: Any, _patch: pytest.MonkeyPatch) -> None:
+    class Disordered(type(pipe)):  # type: ignore[misc]  # a class that is read
+        def prepare_latents(self, *args: Any, **kwargs: Any) -> Any:
+            *others, ids = super().prepare_latents(*args, **kwargs)
+            ids[-1, 0] = 0
+            return *others, ids
+
+    pipe.__class__ = Disordered
+
+
+FAULTS: list[tuple[Callable[..., None], str, int]] = [
+    (fail_lean_calls, "step 1, branch 0: a lean call failed with RuntimeError: no such kernel", 8),
+    (break_keys, "step 0, branch 0: keys or values of attention 3 are NaN or infinite", 8),
+    (partial(break_keys, value=float("inf")), "step 0, branch 0: keys or values of attention 3 are NaN or infinite", 8),
+    (leave_no_memory, "GiB are needed, and 0.00 GiB are free on cpu; references='host'", 8),
+    (attend_in_its_own_way, "3 of 4 attentions were seen", 8),
+    (disorder, "tokens of the target follow those of a reference", 0),
+]
+
+
+@pytest.mark.parametrize(("fault", "said", "full"), FAULTS)
+def test_a_fault_makes_the_run_full_and_is_said_once(
+    fault: Callable[..., None],
+    said: str,
+    full: int,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tiny = EDITING["kontext"]()
+    fault(tiny.pipe, monkeypatch)
+    expected = tiny.run(steps=4)
+    latents, summary = run(tiny)
+    torch.testing.assert_close(latents, expected, rtol=0, atol=0, equal_nan=True)
     assert summary.fallbacks == {FULL: 1}
+    assert summary.references is not None
+    assert (summary.references.full, summary.references.lean) == (full, 0)
+    assert fault is not leave_no_memory or summary.references.kept_bytes == 0
+    assert caplog.text.count(said) == 1
+    assert caplog.text.count("references=False asks for no lean calls") == 1
 
 
 def test_a_denoiser_compiled_meanwhile_makes_calls_full(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,6 +108,21 @@ def test_a_denoiser_compiled_meanwhile_makes_calls_full(caplog: pytest.LogCaptur
         assert handle.summary().fallbacks == {FULL: 1}
     torch.testing.assert_close(latents, expected, rtol=1e-4, atol=1e-5)
     assert "0 of 4 attentions were seen" in caplog.text
+
+
+def test_what_cannot_be_compared_makes_calls_full(caplog: pytest.LogCaptureFixture) -> None:
+    tiny = EDITING["kontext"]()
+    expected = tiny.run(steps=4)
+    latents, summary = run(tiny, joint_attention_kwargs={"more": object()})
+    assert torch.equal(latents, expected)
+    assert summary.fallbacks == {FULL: 1}
+    assert "what joint_attention_kwargs (object) holds cannot be compared between calls" in caplog.text
+
+
+def test_free_memory_of_the_host_counts_what_files_take() -> None:
+    free = free_bytes(torch.device("cpu"))
+    assert free is None or free >= 2**20
+    assert free_bytes(torch.device("meta")) is None
 
 
 FLUX, QWEN = DECLARED["FluxTransformer2DModel"], DECLARED["QwenImageTransformer2DModel"]
@@ -145,42 +159,6 @@ def test_calls_of_another_form_have_no_split(declared: Any, given: dict[str, Any
     found = declared.split(TOKENS | given)
     assert isinstance(found, str)
     assert re.match(why, found)
-
-
-def test_a_call_of_another_form_is_full_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    tiny = EDITING["kontext"]()
-    denoise, seen = tiny.pipe.transformer.forward, list[int]()
-
-    def disordered(*args: Any, **kwargs: Any) -> Any:
-        seen.append(kwargs["hidden_states"].shape[1])
-        return denoise(*args, **kwargs)
-
-    tiny.pipe.transformer.forward = disordered
-    prepare = type(tiny.pipe).prepare_latents
-
-    class Disordered(type(tiny.pipe)):  # type: ignore[misc]  # a class that is read
-        def prepare_latents(self, *args: Any, **kwargs: Any) -> Any:
-            *others, ids = prepare(self, *args, **kwargs)
-            ids[-1, 0] = 0
-            return *others, ids
-
-    tiny.pipe.__class__ = Disordered
-    expected = tiny.run(steps=3)
-    seen.clear()
-    latents, summary = run(tiny, steps=3)
-    assert torch.equal(latents, expected)
-    assert len(set(seen)) == 1
-    assert summary.fallbacks == {FULL: 1}
-    assert caplog.text.count("tokens of the target follow those of a reference") == 1
-
-
-def test_what_cannot_be_compared_makes_calls_full(caplog: pytest.LogCaptureFixture) -> None:
-    tiny = EDITING["kontext"]()
-    expected = tiny.run(steps=4)
-    latents, summary = run(tiny, joint_attention_kwargs={"more": object()})
-    assert torch.equal(latents, expected)
-    assert summary.fallbacks == {FULL: 1}
-    assert "what joint_attention_kwargs (object) holds cannot be compared between calls" in caplog.text
 
 
 def test_a_call_without_a_picture_has_no_full_and_no_lean_calls() -> None:

@@ -10,11 +10,6 @@ from tests.helpers.comparisons import peers
 CASE = peers().cases[0]
 
 
-def test_the_front_is_what_nothing_beats_for_as_little() -> None:
-    best = {(dot.point.method, dot.point.computed_steps) for dot in plot_case(CASE).dots if dot.front}
-    assert best == {("omnireuse default", 7), ("peer <one>", 10), ("omnireuse default", 14)}
-
-
 def test_what_computes_everything_leads_nowhere() -> None:
     (case,) = peers().cases
     whole = replace(case.points[0], computed_steps=float(case.steps), psnr=Mean(mean=100.0, low=100.0, high=100.0))

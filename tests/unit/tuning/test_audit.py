@@ -55,10 +55,10 @@ def test_an_audit_that_fails_leaves_the_picture(
 ) -> None:
     with omnireuse.enable(flux.pipe, tune=False, audit=1.0) as handle:
 
-        def run_out(*_: object) -> None:
+        def run_out(*_: object, **__: object) -> None:
             raise torch.OutOfMemoryError("full")
 
-        monkeypatch.setattr("omnireuse.tuning.driven.DrivenRegion.call", run_out)
+        monkeypatch.setattr("omnireuse.tuning.recording.Recording.computes", run_out)
         assert flux.run(steps=STEPS).isfinite().all()
         assert handle.summary().audits == ()
         assert handle.summary().fallbacks == {"no audit": 1}

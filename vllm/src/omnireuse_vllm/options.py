@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
+from omnireuse.base.validation import field_error
 from omnireuse.engines import host
-from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse.errors import UnknownNameError
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from omnireuse.stores.tier import Tier, TieredStore
@@ -54,14 +56,18 @@ class ConnectorOptions:
 
     def __post_init__(self) -> None:
         if type(self.host_bytes) is not int or self.host_bytes < 0:
-            raise _wrong("host_bytes", self.host_bytes, "be a number of bytes ≥ 0", "0 turns the host tier off")
+            raise _wrong(
+                "host_bytes", "be a number of bytes ≥ 0", repr(self.host_bytes), do="0 turns the host tier off"
+            )
         if (self.disk is None) != (self.disk_bytes is None):
-            raise _wrong("disk", self.disk, f"stand beside disk_bytes={self.disk_bytes!r}", "give both or neither")
+            raise _wrong(
+                "disk", f"stand beside disk_bytes={self.disk_bytes!r}", repr(self.disk), do="give both or neither"
+            )
         is_kept = self.disk or self.redis
         if self.weights != "" or is_kept:
             self.digest(self.weights)
         if not isinstance(self.fetch_seconds, (int, float)) or not self.fetch_seconds > 0:
-            raise _wrong("fetch_seconds", self.fetch_seconds, "be > 0", "1.0 is the default")
+            raise _wrong("fetch_seconds", "be > 0", repr(self.fetch_seconds), do="1.0 is the default")
 
     @staticmethod
     def digest(weights: object) -> str:
@@ -69,8 +75,8 @@ class ConnectorOptions:
         if isinstance(weights, str) and _DIGEST.fullmatch(weights):
             return weights
         raise _wrong(
-            "weights", weights, "be a digest of the encoder's weights in hexadecimal, of 32 digits or more",
-            "cat CHECKPOINT/*.safetensors | sha256sum computes one; under a name that two models share, one would "
+            "weights", "be a digest of the encoder's weights in hexadecimal, of 32 digits or more", repr(weights),
+            do="cat CHECKPOINT/*.safetensors | sha256sum computes one; under a name that two models share, one would "
             "be served the outputs of the other",
         )  # fmt: skip
 
@@ -84,10 +90,7 @@ class ConnectorOptions:
         return TieredStore(tiers) if tiers else None
 
 
-def _wrong(name: str, value: object, must: str, hint: str) -> ConfigError:
-    return ConfigError(f"ec_connector_extra_config({name}={value!r}): field must {must}, got {value!r}; {hint}")
-
-
+_wrong = partial(field_error, "ec_connector_extra_config")
 TESTED = ("0.33",)
 
 
@@ -96,7 +99,7 @@ def check_host(parallel_config: Any = None) -> None:
     host.check_host("vllm", TESTED, asked="EncoderOutputConnector")
     executor = getattr(parallel_config, "distributed_executor_backend", None)
     if executor not in (None, "mp", "uni") and parallel_config.world_size > 1:
-        raise ConfigError(
-            f"EncoderOutputConnector(distributed_executor_backend={executor!r}): field must be 'mp' for several "
-            f"workers, got {executor!r}; other executors report what one worker did, and the host tier needs all"
-        )
+        raise field_error(
+            "EncoderOutputConnector", "distributed_executor_backend", "be 'mp' for several workers", repr(executor),
+            do="other executors report what one worker did, and the host tier needs all",
+        )  # fmt: skip

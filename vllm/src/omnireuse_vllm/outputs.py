@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from omnireuse.base.validation import field_error
 from omnireuse.errors import ConfigError, StateError, WrongTypeError
 from omnireuse.stores.memory import MemoryStore
 from omnireuse.stores.tier import Tier, TieredStore
@@ -75,7 +76,7 @@ class EncoderOutputStore:
         weights: str = "",
     ) -> None:
         if host_bytes < 0:
-            raise ConfigError(f"EncoderOutputStore(host_bytes={host_bytes}): field must be ≥ 0; 0 is no host tier")
+            raise field_error("EncoderOutputStore", "host_bytes", "be ≥ 0", host_bytes, do="0 is no host tier")
         self.device = torch.device(device)
         self._host = MemoryStore[EncoderOutput](max_bytes=host_bytes) if host_bytes else None
         self._outer = outer

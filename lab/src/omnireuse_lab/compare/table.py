@@ -22,7 +22,7 @@ def case_table(case: Case) -> Table:
     table = Table(title=f"{case.name}: {len(case.prompts)} prompts", title_justify="left", box=None, expand=True)
     beaten = len(case.points) - len(points)
     table.caption = "means, with the interval of 95 % of the PSNR; * the best at its cost" + (
-        "; speed-ups: median of the timed prompts (lowest–highest), each the fastest of 3 repeats" if timed else ""
+        "; speed-ups: median of the timed prompts (lowest–highest)" if timed else ""
     )
     if beaten:
         why = "as another setting of the method is as good with as few steps"

@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from omnireuse.base.environment import from_environment, switched_on
-from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
+from omnireuse.base.validation import field_error
+from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
 from omnireuse.prompts.entry import CACHE_MISS as _CACHE_MISS
 from omnireuse.prompts.wrapper import CachedEncodePrompt
@@ -151,9 +152,7 @@ def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int 
         ConfigError: ``max_size`` below 1.
     """
     if max_size is not None and max_size < 1:
-        raise ConfigError(
-            f"resolve_prompt_embed_cache_config(max_size={max_size}): field must be at least 1, got {max_size}"
-        )
+        raise field_error("resolve_prompt_embed_cache_config", "max_size", "be at least 1", max_size)
     is_on = switched_on(_SWITCH, otherwise=bool(enable))
     return is_on, from_environment(_SIZE, _positive, 32 if max_size is None else max_size, "a positive integer")
 

@@ -90,7 +90,7 @@ class SamplerCall:
         options = dict(self.given)
         rest = [options.pop(name, None) for name in _NAMES]
         try:
-            executor(self.noise.clone(), self.latent.clone(), self.sampler, self.sigmas, *rest, **options)
+            executor(self.noise, self.latent, self.sampler, self.sigmas, *rest, **options)
         finally:
             guider.conds, guider.model_options = before
         return found[-1]

@@ -70,7 +70,7 @@ class StageLoop(Loop):
 
     def _driven(self, stepper: Stepper, **kwargs: Any) -> Any:
         def steps(compute: Callable[[], Any], step: int, latents: torch.Tensor, denoiser: int) -> Any:
-            return stepped(stepper, compute, step, latents, denoiser=denoiser, given=self.given(step))
+            return stepped(stepper, compute, step, latents, kind=denoiser, given=self.given(step))
 
         self.batch.extra[KEY] = steps
         try:

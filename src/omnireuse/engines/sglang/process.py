@@ -13,7 +13,7 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
-from omnireuse.engines.host import check_host
+from omnireuse.engines.host import check_host, warn_once
 from omnireuse.engines.loops import LoopTuner
 from omnireuse.engines.ranks import has_ranks, measures
 from omnireuse.engines.request import STRATEGY, RequestReuse, count_request
@@ -54,18 +54,15 @@ class Process:
     Attributes:
         missing: hooks that SGLang could not apply.
         served: requests whose steps were decided on.
-        not_served: requests that asked for reuse from a pipeline that denoises in a loop of its own.
     """
 
     def __init__(self) -> None:
         self.missing: tuple[str, ...] = ()
         self.served = 0
-        self.not_served = 0
         self._settings: ServerSettings | None = None
         self._replicas = 1
         self._whole: WeakKeyDictionary[Any, WholeRequests] = WeakKeyDictionary()
         self._tuner: LoopTuner | None = None
-        self._warned: set[str] = set()
 
     @property
     def settings(self) -> ServerSettings:
@@ -186,9 +183,6 @@ class Process:
             logger.info("omnireuse computed %d of %d steps: %s", computed, computed + reused, figures[STRATEGY])
 
     def pass_by(self, pipeline: Any) -> None:
-        """Count a request that asked for reuse and got none; warn once for each kind of pipeline."""
-        self.not_served += 1
+        """Warn of a request that asked for reuse and got none, once for each kind of pipeline."""
         name = type(pipeline).__name__
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning("omnireuse cannot serve %s, which denoises in its own loop: every step is computed", name)
+        warn_once(f"omnireuse cannot serve {name}, which denoises in its own loop: every step is computed")

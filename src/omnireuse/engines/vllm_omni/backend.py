@@ -43,8 +43,6 @@ class Backend:
         with _said_first():
             self.settings = OmniSettings(cache_config)
         self.waves: Waves | None = None
-        self.mixed_batches = 0
-        """Batches of requests that ask for different reuse, and computed every step for that."""
         self.prompts: PromptEmbedCache | None = None
         """The cache of prompt embeddings, if the server asked for one."""
         self._prompts_told: Counter[str] = Counter()
@@ -113,7 +111,6 @@ class Backend:
         asked = {self.settings.wanted(request.sampling_params.extra_args) for request in requests}
         wanted = asked.pop() if len(asked) == 1 else RequestSettings(off=True)
         if asked:
-            self.mixed_batches += 1
             logger.warning(
                 "a batch of %d requests asks for different reuse, and computes every step; batch requests with the "
                 "same extra_args[%r] to reuse",

@@ -6,7 +6,6 @@ Every hook calls the original. It does more only in an engine that was started w
 from __future__ import annotations
 
 import copy
-import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,20 +106,12 @@ def _admission(original: Original, scheduler: Any, request_id: str, request: Any
         with _as_client_error():
             _admissions[scheduler].check(request)
     elif KEY in (request.sampling_params.extra_args or ()):
-        _warn_of_no_backend()
+        # vllm-omni hands extra arguments to pipelines, and a pipeline passes over what it does not know.
+        host.warn_once(
+            f"a request asks for {KEY}, and this server serves none: it was started without --cache-backend {KEY}, or "
+            "vllm-omni serves its pipeline without any cache; every step is computed"
+        )
     return original(scheduler, request_id, request)
-
-
-@functools.cache
-def _warn_of_no_backend() -> None:
-    """Once in a process: vllm-omni hands extra arguments to pipelines, and a pipeline passes over what it does not
-    know."""
-    logger.warning(
-        "a request asks for %s, and this server serves none: it was started without --cache-backend %s, or vllm-omni "
-        "serves its pipeline without any cache; every step is computed",
-        KEY,
-        KEY,
-    )
 
 
 @contextmanager

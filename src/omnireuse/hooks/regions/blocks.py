@@ -15,7 +15,7 @@ import torch
 
 from omnireuse.errors import StateError
 from omnireuse.hooks.interception import Interception, intercept
-from omnireuse.hooks.regions.stack import Block, Stack, StackPass
+from omnireuse.hooks.regions.stack import Block, BlockStack, StackPass
 from omnireuse.hooks.run import DenoiserCall, Region
 from omnireuse.loop.strategy import Strategy
 
@@ -38,7 +38,7 @@ class BlocksRegion(Region):
     def __init__(
         self,
         strategy: Strategy,
-        stacks: Sequence[tuple[torch.nn.Module, Stack]],
+        stacks: Sequence[tuple[torch.nn.Module, BlockStack]],
         owner: object,
         uncompiled: Sequence[torch.nn.Module] = (),
     ) -> None:
@@ -61,7 +61,7 @@ class BlocksRegion(Region):
         """This thread's pass."""
         return getattr(self._here, "stack_pass", None)
 
-    def _attach(self, denoiser: torch.nn.Module, stack: Stack) -> None:
+    def _attach(self, denoiser: torch.nn.Module, stack: BlockStack) -> None:
         blocks = stack.blocks_of(denoiser)
         self._skip(blocks)
         self._watch(blocks, stack)
@@ -71,7 +71,7 @@ class BlocksRegion(Region):
         for position, block in enumerate(blocks):
             self._intercept(block, self._handler(block, first=position == 0, last=position == len(blocks) - 1))
 
-    def _watch(self, blocks: Sequence[Block], stack: Stack) -> None:
+    def _watch(self, blocks: Sequence[Block], stack: BlockStack) -> None:
         """See to it that the signal is known before the skipped blocks are reached; called after `_skip`, so that a
         block is watched before it is skipped."""
         if self._strategy.chosen_signal == "modulated_input":

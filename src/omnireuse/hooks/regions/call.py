@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from omnireuse.hooks.regions.cuts import Cuts, has_rows
-from omnireuse.hooks.regions.rows import flattened, row_of, unflattened
+from omnireuse.hooks.regions.rows import flattened, unflattened
 from omnireuse.hooks.run import DenoiserCall, Region
-from omnireuse.loop.events import Choice
 from omnireuse.loop.strategy import Strategy
 
 __all__ = ["CallRegion"]
@@ -42,81 +41,42 @@ class CallRegion(Region):
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output, or one of the same structure made of forecasts, row by row."""
-        key = (call.denoiser, call.branch, call.options)
+        key, generation = (call.denoiser, call.branch, call.options), call.run.generation
         by_row = has_rows(call, self._strategy) and self._cuts.allows(call, call.batch)
         signal = None if self._strategy.chosen_signal == "none" else call.watched(self._strategy)
-        choices = [
-            call.decide(row, layout=call.layout, signal=signal) for row in (range(call.batch) if by_row else [None])
-        ]
-        if key not in self._forms:
-            # No result has shown the form that this call asks for.
-            choices = [
-                replace(choice, reuse=False, reason="unprimed") if choice.reuse else choice for choice in choices
-            ]
-        computing = [choice for choice in choices if not choice.reuse]
-        computed: list[torch.Tensor] = []
-        latents: list[torch.Tensor] = []
-        is_whole = False
-        if computing:
+        choices = call.ask(call.batch if by_row else None, layout=call.layout, signal=signal)
+        if key not in self._forms:  # no result has shown the form that this call asks for
+            choices = [replace(each, reuse=False, reason="unprimed") if each.reuse else each for each in choices]
+        rows = [place for place, each in enumerate(choices) if not each.reuse]
+        if rows:
             latents = _latents_before(call)
-            if len(computing) < len(choices):
-                result, is_whole = self._cuts.compute(call, [c.sample for c in computing if c.sample is not None])
-            else:
-                result, is_whole = call.compute(), True
-            leaves, form = flattened(result, call.batch if is_whole else len(computing))
+            is_whole = len(rows) == len(choices)
+            result = call.compute() if is_whole else self._cuts.compute(call, rows)
+            leaves, form = flattened(result, call.batch)
             self._forms[key] = ([_shape_only(leaf) for leaf in leaves], form)
-            computed = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-            if by_row and len(computing) == len(choices) and not self._cuts.is_divided(call, result):
+            if by_row and is_whole and not self._cuts.is_divided(call, result):
                 # Decided again for the batch: what has no rows cannot be put together from some.
-                choices = computing = [call.decide(None, layout=call.layout, signal=signal)]
-        leaves, form = self._forms[key]
-        shapes = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        parts, is_result = [], len(computing) == len(choices)
-        for choice in choices:
-            if choice.reuse:
-                parts.append(_predict(call, choice, shapes))
-            else:
-                row = choice.sample if is_whole else computing.index(choice)
-                outputs = [row_of(leaf, row) for leaf in computed]
-                corrected = _observe(call, choice, outputs, latents)
-                parts.append(outputs if corrected is None else corrected)
-                is_result = is_result and corrected is None
+                choices = call.ask(None, layout=call.layout, signal=signal)
+        else:
+            leaves, form = self._forms[key]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        if rows:
+            samples = _samples(call, tensors, latents)
+        else:  # forecasts of the raw output need none
+            is_raw = generation.outputs.target == "output"
+            samples = [None] * len(tensors) if is_raw else _samples(call, tensors, _unscaled(call))
+        is_negated = call.model in _NEGATED
+        outputs = [tensor.neg() for tensor in tensors] if rows and is_negated else tensors
+        used = generation.answer(choices, outputs if rows else None, samples)
         if by_row and not self._cuts.allows(call, call.batch):
             # From now on one decision for all: what was remembered of each is not used any more.
             for choice in choices:
                 if choice.sample is not None:
-                    call.run.generation.forget(choice)
-        if is_result:
+                    generation.forget(choice)
+        if used is outputs:
             return result
-        whole = iter(part[0] if len(part) == 1 else torch.cat(part) for part in zip(*parts, strict=True))
-        leaves = [next(whole) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return unflattened(leaves, form)
-
-
-def _predict(call: DenoiserCall, choice: Choice, like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    shapes = [leaf.shape if choice.sample is None else torch.Size((1, *leaf.shape[1:])) for leaf in like]
-    dtypes = [leaf.dtype for leaf in like]
-    generation = call.run.generation
-    samples: list[torch.Tensor | None] = [None] * len(shapes)
-    if generation.outputs.target != "output":
-        samples = _samples(call, choice, shapes, _unscaled(call))
-    outputs = generation.predict_outputs(choice, samples, dtypes)
-    return [output.neg_() for output in outputs] if _is_negated(call) else outputs
-
-
-def _observe(
-    call: DenoiserCall, choice: Choice, outputs: Sequence[torch.Tensor], latents: Sequence[torch.Tensor]
-) -> list[torch.Tensor] | None:
-    is_negated = _is_negated(call)
-    if is_negated:
-        outputs = [output.neg() for output in outputs]
-    samples = _samples(call, choice, [output.shape for output in outputs], latents)
-    corrected = call.run.generation.observe_outputs(choice, outputs, samples)
-    return [output.neg_() for output in corrected] if corrected is not None and is_negated else corrected
-
-
-def _is_negated(call: DenoiserCall) -> bool:
-    return call.model in _NEGATED
+        made = iter([each.neg_() for each in used] if is_negated else used)
+        return unflattened([next(made) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], form)
 
 
 def _latents_before(call: DenoiserCall) -> list[torch.Tensor]:
@@ -138,7 +98,7 @@ def _unscaled(call: DenoiserCall) -> list[torch.Tensor]:
 
 
 def _samples(
-    call: DenoiserCall, choice: Choice, shapes: Sequence[torch.Size], own: Sequence[torch.Tensor]
+    call: DenoiserCall, outputs: Sequence[torch.Tensor], own: Sequence[torch.Tensor]
 ) -> list[torch.Tensor | None]:
     """The sample that each output belongs to: the next tensor of its shape among the arguments of the call.
 
@@ -146,13 +106,11 @@ def _samples(
     them; then the scheduler's latents, for models that also get conditioning channels; then the other arguments, for
     models of several kinds of latents, such as frames and sound.
     """
-    row = choice.sample
     previous = [] if call.run.latents is None else [call.run.latents]
-    others = [tensor for tensor in call.tensors if tensor is not call.input]
-    left = [row_of(each, row) for each in (*own, *previous, *others) if row is None or each.shape[:1] == (call.batch,)]
+    left = [*own, *previous, *(tensor for tensor in call.tensors if tensor is not call.input)]
     samples: list[torch.Tensor | None] = []
-    for shape in shapes:
-        index = next((i for i, each in enumerate(left) if each.shape == shape), None)
+    for output in outputs:
+        index = next((place for place, each in enumerate(left) if each.shape == output.shape), None)
         samples.append(None if index is None else left.pop(index))
     return samples
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.hooks.regions.rows import Dimension, differing_parts, flattened, rows_of
+from omnireuse.hooks.regions.rows import Dimension, differing_parts, flattened, rows_of, unflattened, with_rows
 from omnireuse.hooks.run import DenoiserCall
 from omnireuse.loop.strategy import Strategy
 
@@ -73,8 +73,12 @@ class Cuts:
         """Compute calls of this configuration whole, as those of the other's."""
         self.refuse(call, self._whole[other.configuration])
 
-    def compute(self, call: DenoiserCall, rows: Sequence[int]) -> tuple[Any, bool]:
-        """The result for some rows, or that of the whole call; and whether it is the whole one.
+    def compute(self, call: DenoiserCall, rows: Sequence[int], last: Any = None) -> Any:
+        """The result of a call, whose other rows need not be computed.
+
+        Args:
+            rows: indices.
+            last: a result of an equal call, for the rows that are left out; None for zeros.
 
         Cost: a forward more if a cut is verified, at most one for each configuration as a rule; a comparison, which
         waits for the device, of each argument whose rows were never seen to differ.
@@ -83,19 +87,22 @@ class Cuts:
         if key not in self._whole and (unknown := opaque(call)) is not None:
             self.refuse(call, f"the rows of {unknown} are not known")
         if key in self._whole:
-            return call.compute(), True
+            return call.compute()
         verified = self._verified.get(key)
         differing = differing_parts(call.arguments, rows, call.batch, verified or ())
         if verified is None or differing:
-            return self._verify(call, rows), True
+            return self._verify(call, rows)
         try:
             result = call.compute_with(self._cut(call, rows))
             if not _is_batch(result, len(rows)):
                 raise ValueError(f"{len(rows)} of {call.batch} rows have another number of results")
         except Exception as error:  # of a cut that was verified with other rows
             self.refuse(call, _words(error))
-            return call.compute(), True
-        return result, False
+            return call.compute()
+        computed, form = flattened(result, len(rows))
+        before = [None] * len(computed) if last is None else flattened(last, call.batch)[0]
+        pairs = zip(before, computed, strict=True)
+        return unflattened([_filled(old, call.batch, rows, new) for old, new in pairs], form)
 
     def is_divided(self, call: DenoiserCall, result: Any) -> bool:
         """True if a result of the whole call has a row for each of the batch; otherwise such calls are not cut."""
@@ -135,6 +142,13 @@ class Cuts:
         else:
             self.refuse(call, why)
         return whole
+
+
+def _filled(old: Any, batch: int, rows: Sequence[int], new: Any) -> Any:
+    """A leaf of the whole result, from that of some rows."""
+    if not isinstance(new, torch.Tensor):
+        return new
+    return with_rows(new.new_zeros((batch, *new.shape[1:])) if old is None else old, rows, new)
 
 
 def _difference(call: DenoiserCall, whole: Any, part: Any, rows: Sequence[int]) -> str | None:

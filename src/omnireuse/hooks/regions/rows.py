@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch.utils import _pytree as pytree
 
-__all__ = ["ENTRIES", "Dimension", "differing_parts", "flattened", "row_of", "rows_of", "unflattened", "with_rows"]
+__all__ = ["ENTRIES", "Dimension", "differing_parts", "flattened", "rows_of", "unflattened", "with_rows"]
 
 
 ENTRIES: Literal["entries"] = "entries"
@@ -108,11 +108,6 @@ def _are_alike(some: Any, others: Any) -> bool:
         torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a is b or a == b
         for a, b in pairs
     )
-
-
-def row_of(batch: torch.Tensor, row: int | None) -> torch.Tensor:
-    """One row, as a batch of one; all of them for None. A tensor of one row is that of every sample."""
-    return batch if row is None or batch.shape[0] == 1 else batch[row : row + 1]
 
 
 def with_rows(whole: torch.Tensor, rows: Sequence[int], part: torch.Tensor) -> torch.Tensor:

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from omnireuse.errors import StateError, UnknownNameError
+from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.hooks.regions.cuts import decide_as_one, has_rows
-from omnireuse.hooks.regions.rows import row_of
 from omnireuse.hooks.run import DenoiserCall
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import layout_of
 from omnireuse.loop.strategy import Strategy
 
-__all__ = ["Arguments", "Block", "Stack", "StackPass"]
+__all__ = ["Arguments", "Block", "BlockStack", "Signal", "StackPass"]
 
 
 Arguments = Mapping[str, Any]
 """Arguments of a block's call, by the names of its parameters."""
+Signal = Callable[[Any, Arguments], torch.Tensor]
+"""Reads the watched tensor from the first block and its arguments."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Block:
         """The call's arguments, by name."""
         return {**dict(zip(self.parameters, args, strict=False)), **kwargs}
 
-    def watched(self, signal: Callable[[Any, Arguments], torch.Tensor], arguments: Arguments) -> torch.Tensor:
+    def watched(self, signal: Signal, arguments: Arguments) -> torch.Tensor:
         """The tensor that a declared signal reads here.
 
         Raises:
@@ -96,23 +97,72 @@ class Block:
         return streams[0] if len(streams) == 1 else tuple(streams)
 
 
-class Stack(Protocol):
-    """A model's block stack."""
+@dataclass(frozen=True)
+class BlockStack:
+    """The block stack of one model.
 
-    @property
-    def signal(self) -> Callable[[torch.nn.Module, Arguments], torch.Tensor]:
-        """Reads the watched tensor from block 0 and its arguments."""
+    Attributes:
+        model: class name of the denoiser.
+        lists: names of its block lists, in the order in which the forward runs them.
+        streams: the parameters of a block that it returns updated, in the order of its return value.
+        signal: reads the modulated input of the first block from that block and its arguments by name.
+        signal_name: the name of this signal in published coefficient tables.
+        joined: those of `lists` whose blocks take all streams as one `hidden_states`, concatenated along the tokens in
+            the order of `streams`.
+        bypass: for lists whose blocks do not return their streams: the result of a block that does not run.
+        has_long_skips: whether the k-th block from the end reads what the k-th from the beginning returned.
+        refuses: returns the reason why this very denoiser cannot be served, or None.
+    """
+
+    model: str
+    _: KW_ONLY
+    lists: tuple[str, ...] = ("transformer_blocks",)
+    streams: tuple[str, ...] = ("hidden_states",)
+    signal: Signal
+    signal_name: str = "modulated_input"
+    joined: tuple[str, ...] = ()
+    bypass: Mapping[str, Callable[[Arguments], Any]] = field(default_factory=dict)
+    has_long_skips: bool = False
+    refuses: Callable[[Any], str | None] = lambda _denoiser: None
 
     @property
     def main_stream(self) -> int:
         """Index of the stream that becomes the output."""
-
-    @property
-    def has_long_skips(self) -> bool:
-        """True if the k-th block from the end reads the output of the k-th from the beginning."""
+        return next(index for index, name in enumerate(self.streams) if not name.startswith("encoder"))
 
     def blocks_of(self, denoiser: torch.nn.Module) -> list[Block]:
-        """All blocks in the order of the forward. The streams of the first are the streams of the stack."""
+        """All blocks in the order of the forward.
+
+        Raises:
+            UnsupportedModelError: a list is missing, there are no blocks, a block lacks a stream, or the denoiser is
+                refused.
+        """
+        name = type(denoiser).__name__
+        reason = self.refuses(denoiser)
+        if reason is not None:
+            raise UnsupportedModelError(f"{name}: {reason}; use region 'call' or 'step'")
+        blocks = [block for each in self.lists for block in self._blocks_in(denoiser, each)]
+        if not blocks:
+            raise UnsupportedModelError(f"{name} has no blocks; region 'blocks' has nothing to skip")
+        for block in blocks:
+            missing = [stream for stream in block.streams if stream not in block.parameters]
+            if missing:
+                raise UnsupportedModelError(
+                    f"{type(block.module).__name__}.forward has no parameter {missing[0]!r}, as declared for "
+                    f"{self.model}; this version of the model is not supported in region 'blocks', use region 'call'"
+                )
+        return blocks
+
+    def _blocks_in(self, denoiser: torch.nn.Module, name: str) -> list[Block]:
+        modules = getattr(denoiser, name, None)
+        if modules is None:
+            raise UnsupportedModelError(
+                f"{type(denoiser).__name__} has no block list {name!r}, as declared for {self.model}"
+            )
+        is_joined = name in self.joined
+        streams = ("hidden_states",) if is_joined else self.streams
+        bypass = self.bypass.get(name)
+        return [Block(module=module, streams=streams, is_joined=is_joined, bypass=bypass) for module in modules]
 
 
 class StackPass:
@@ -159,15 +209,12 @@ class StackPass:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in rowed)
             decide_as_one(call, f"what enters its blocks has not {call.batch} rows, got {shapes}")
             by_row = False
-        self.choices = [
-            call.decide(row, layout=layout, signal=signal, visit=self._visits)
-            for row in (range(call.batch) if by_row else [None])
-        ]
+        self.choices = call.ask(call.batch if by_row else None, layout=layout, signal=signal, visit=self._visits)
         self.signal = None
         # Copied if it is needed after the blocks: they, and what the model adds between them, may write in place.
         self.entry = [stream.clone() for stream in streams] if self._adds else streams
 
-    def leave(self, computed: Sequence[torch.Tensor | None] | None = None) -> list[torch.Tensor]:
+    def leave(self, computed: Sequence[torch.Tensor | None] | None = None) -> Sequence[torch.Tensor]:
         """The streams behind the blocks: computed or forecast, each sample as it was decided.
 
         The whole batch runs through the blocks if any sample needs them, since only the model knows which of the
@@ -177,22 +224,11 @@ class StackPass:
             computed: the blocks' outputs, None for a stream that they no longer return; left out if they were
                 skipped.
         """
-        parts = [self._streams_of(choice, computed or ()) for choice in self.choices]
+        outputs = None
+        if computed is not None:
+            outputs = [before if after is None else after for after, before in zip(computed, self.entry, strict=True)]
+        samples = self.entry if self._adds else [None] * len(self.entry)
+        streams = self.call.run.generation.answer(self.choices, outputs, samples)
         self.entry = ()
         self.finished = True
-        return [rows[0] if len(rows) == 1 else torch.cat(rows) for rows in zip(*parts, strict=True)]
-
-    def _streams_of(self, choice: Choice, computed: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
-        generation = self.call.run.generation
-        entry = [row_of(stream, choice.sample) for stream in self.entry]
-        if choice.reuse:
-            values = generation.predict_outputs(choice)
-            return [before + value for before, value in zip(entry, values, strict=True)] if self._adds else values
-        leaving = [None if stream is None else row_of(stream, choice.sample) for stream in computed]
-        generation.observe_outputs(choice, [self._value(a, b) for a, b in zip(leaving, entry, strict=True)])
-        return [before if after is None else after for after, before in zip(leaving, entry, strict=True)]
-
-    def _value(self, after: torch.Tensor | None, before: torch.Tensor) -> torch.Tensor:
-        if after is None:
-            return before.new_zeros(1)  # nobody reads this stream any more
-        return after - before if self._adds else after.clone()
+        return streams

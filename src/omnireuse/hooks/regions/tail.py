@@ -16,7 +16,7 @@ import torch
 
 from omnireuse.errors import ConfigError
 from omnireuse.hooks.regions.blocks import BlocksRegion
-from omnireuse.hooks.regions.stack import Block, Stack, StackPass
+from omnireuse.hooks.regions.stack import Block, BlockStack, StackPass
 from omnireuse.hooks.run import DenoiserCall
 
 __all__ = ["TailRegion"]
@@ -38,7 +38,7 @@ class TailRegion(BlocksRegion):
         self._whole: list[torch.nn.Module] = []
         super().__init__(*args, **kwargs)
 
-    def _attach(self, denoiser: torch.nn.Module, stack: Stack) -> None:
+    def _attach(self, denoiser: torch.nn.Module, stack: BlockStack) -> None:
         # Blocks that only feed others (the control blocks of VACE) run at every step, as the last blocks read them.
         blocks = [block for block in stack.blocks_of(denoiser) if block.bypass is None]
         first, last = self._strategy.kept_blocks
@@ -57,7 +57,7 @@ class TailRegion(BlocksRegion):
         self._skip(middle)
         self._watch(blocks, stack)
 
-    def _watch(self, blocks: Sequence[Block], stack: Stack) -> None:
+    def _watch(self, blocks: Sequence[Block], stack: BlockStack) -> None:
         if self._strategy.chosen_signal != "first_residual":
             super()._watch(blocks, stack)
             return
@@ -73,7 +73,7 @@ class TailRegion(BlocksRegion):
 
         return handler
 
-    def _behind_the_first(self, block: Block, stack: Stack) -> Callable[..., Any]:
+    def _behind_the_first(self, block: Block, stack: BlockStack) -> Callable[..., Any]:
         def handler(current: StackPass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             result = proceed(*args, **kwargs)
             # A stack that is joined from its first block on has one stream.
@@ -90,7 +90,7 @@ class TailRegion(BlocksRegion):
         """Run the denoiser; its blocks consult this region."""
         if not any(call.module is each for each in self._whole):
             return super().call(call)
-        choice = call.decide(None, layout=call.layout, signal=None)
+        (choice,) = call.ask(None, layout=call.layout, signal=None)
         result = call.compute()
         call.run.generation.pass_by(choice)
         return result

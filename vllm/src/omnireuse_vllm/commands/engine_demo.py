@@ -35,4 +35,4 @@ def run(
     from omnireuse_vllm.engine_demo.command import run_engine_demo
 
     made = run_engine_demo(Console(), out=out, users=users, turns=turns, num_blocks=blocks, seed=seed)
-    return 0 if made.identical else 1
+    return 0 if made.is_identical else 1

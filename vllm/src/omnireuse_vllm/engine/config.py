@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from omnireuse.errors import ConfigError
+from omnireuse.base.validation import field_error
 
 __all__ = ["EngineConfig"]
 
@@ -41,9 +41,7 @@ class EngineConfig:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.type == "int" and value < (0 if field.name == "encoder_host_bytes" else 1):
-                raise ConfigError(f"EngineConfig({field.name}={value}): field must be at least 1, got {value}")
+                raise field_error(self, field.name, "be at least 1")
         if self.max_step_tokens < self.block_size:
-            raise ConfigError(
-                f"EngineConfig(max_step_tokens={self.max_step_tokens}): field must be at least block_size "
-                f"({self.block_size}), because prefill goes block by block"
-            )
+            do = "prefill goes block by block"
+            raise field_error(self, "max_step_tokens", f"be at least block_size ({self.block_size})", do=do)

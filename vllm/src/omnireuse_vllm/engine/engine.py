@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
+from omnireuse.base.validation import field_error
 from omnireuse.errors import ConfigError, StateError
 from omnireuse_vllm.engine.config import EngineConfig
 from omnireuse_vllm.engine.model import IMAGE_TOKEN, TinyOmniModel
@@ -20,20 +21,19 @@ from omnireuse_vllm.vllm_manager import VllmEncoderCacheManager
 __all__ = ["Engine", "Mark"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Mark:
+class Mark(NamedTuple):
     """Something that a request did in a step.
 
     Args:
         kind: prefill or decode (tokens computed), prefix hit (tokens not computed), encode, encoder hit or load
             (images), preempt, abort, finish.
-        count: of these.
+        number: of these.
     """
 
     step: int
     request_id: str
     kind: str
-    count: int = 1
+    number: int = 1
 
 
 class Engine:
@@ -57,10 +57,7 @@ class Engine:
         self.model, self.config = model, config or EngineConfig()
         for name in ("encoder_step_embeds", "encoder_cache_embeds"):
             if getattr(self.config, name) < model.num_image_embeds:
-                raise ConfigError(
-                    f"EngineConfig({name}={getattr(self.config, name)}): field must be at least "
-                    f"{model.num_image_embeds}, the embeddings of one image"
-                )
+                raise field_error(self.config, name, f"be at least {model.num_image_embeds}, as one image has")
         cache = VllmEncoderCacheManager(self.config.encoder_cache_embeds)
         self.scheduler = Scheduler(self.config, cache)
         self.runner = ModelRunner(model, self.config)
@@ -153,7 +150,7 @@ class Engine:
 
     def _mark(self, request_id: str, kind: str, count: int = 1) -> None:
         if count:
-            self.marks.append(Mark(step=self.num_steps, request_id=request_id, kind=kind, count=count))
+            self.marks.append(Mark(self.num_steps, request_id, kind, count))
             self.counts[kind] += count
 
     def _require_servable(self, request: Request) -> None:

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from omnireuse_vllm.engine_demo.record import EngineComparison, EngineRun
+from omnireuse_vllm.engine import Engine
 from omnireuse_vllm.pictures import COLOURS, explain, quiet_axes
 
 __all__ = ["timeline_figure"]
@@ -24,19 +24,18 @@ _SIGNS = {
 """Kind -> marker, colour and place within the step, so that two kinds in one step are both seen."""
 
 
-def timeline_figure(comparison: EngineComparison, *, row: float = 0.23) -> Figure:
+def timeline_figure(off: Engine, on: Engine, *, row: float = 0.23) -> Figure:
     """One panel a run, one line a request, one column a step. A prefix hit is the length of prefill it saved.
 
     Args:
         row: inches a request.
     """
-    runs = (comparison.off, comparison.on)
-    num_rows = len(comparison.off.requests)
-    figure = Figure(figsize=(10.5, 2 * num_rows * row + 2.2), layout="constrained", facecolor=COLOURS["card"])
+    requests = list(dict.fromkeys(mark.request_id for mark in off.marks))
+    figure = Figure(figsize=(10.5, 2 * len(requests) * row + 2.2), layout="constrained", facecolor=COLOURS["card"])
     panels = figure.subplots(2, 1, sharex=True)
-    for axes, run in zip(panels, runs, strict=True):
-        _draw(axes, run, comparison.off.requests)
-    panels[0].set_xlim(-0.8, max(run.num_steps for run in runs) + 0.5)
+    for axes, name, run in zip(panels, ("caches off", "caches on"), (off, on), strict=True):
+        _draw(axes, name, run, requests)
+    panels[0].set_xlim(-0.8, max(off.num_steps, on.num_steps) + 0.5)
     panels[1].set_xlabel("engine step", color=COLOURS["muted"], fontsize=9.5)
     handles: list[Any] = [
         Patch(color=COLOURS[tone], alpha=opacity, label=kind) for kind, (tone, _, opacity) in _BARS.items()
@@ -45,7 +44,7 @@ def timeline_figure(comparison: EngineComparison, *, row: float = 0.23) -> Figur
     handles += [
         Line2D([], [], linestyle="none", marker=sign, color=COLOURS[tone], markerfacecolor="none", label=kind)
         for kind, (sign, tone, _) in _SIGNS.items()
-        if any(kind in run.counts for run in runs)
+        if off.counts[kind] or on.counts[kind]
     ]
     explain(
         figure,
@@ -56,7 +55,7 @@ def timeline_figure(comparison: EngineComparison, *, row: float = 0.23) -> Figur
     return figure
 
 
-def _draw(axes: Any, run: EngineRun, requests: list[str]) -> None:
+def _draw(axes: Any, name: str, run: Engine, requests: list[str]) -> None:
     line_of = {request: line for line, request in enumerate(requests)}
     most = max((count for _, _, kind, count in run.marks if kind == "prefill"), default=1)
     for step, request, kind, count in run.marks:
@@ -83,7 +82,7 @@ def _draw(axes: Any, run: EngineRun, requests: list[str]) -> None:
     quiet_axes(axes, grid="x", labels=8)
     counts = run.counts
     words = (
-        f"{run.name}: {counts.get('encode', 0)} encoder calls, {counts.get('prefill', 0):,} tokens prefilled, "
-        f"{counts.get('preempt', 0)} preemptions, {run.num_steps} steps"
+        f"{name}: {counts['encode']} encoder calls, {counts['prefill']:,} tokens prefilled, "
+        f"{counts['preempt']} preemptions, {run.num_steps} steps"
     )
     axes.set_title(words, loc="left", fontsize=10.5, color=COLOURS["ink"])

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 
-from omnireuse.errors import ConfigError, UnknownNameError
+from msgspec.structs import replace
+
+from omnireuse.base.validation import field_error
+from omnireuse.errors import UnknownNameError
 from omnireuse_vllm.replay.traces import Access
 
 __all__ = ["KINDS", "make_trace"]
@@ -54,7 +57,7 @@ def make_trace(kind: str, *, num_accesses: int, seed: int = 0, size: int | None 
         raise UnknownNameError("kind of trace", kind, KINDS)
     for name, value in (("num_accesses", num_accesses), ("size", 1 if size is None else size)):
         if value < 1:
-            raise ConfigError(f"make_trace({name}={value}): {name} must be ≥ 1, got {value}")
+            raise field_error("make_trace", name, "be ≥ 1", value)
     return KINDS[kind](_Items(random.Random(seed), size), num_accesses)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from omnireuse.base.validation import field_error
 from omnireuse.errors import ConfigError
 from omnireuse_vllm.interface import EncoderKey, ItemTooLargeError
 from omnireuse_vllm.manager import SharedEncoderCacheManager
@@ -86,7 +87,7 @@ def replay(
         raise ConfigError("replay(trace): trace must hold at least one access, got none")
     for capacity in capacities:
         if capacity < 1:
-            raise ConfigError(f"replay(capacity={capacity}): capacity must be ≥ 1 embedding, got {capacity}")
+            raise field_error("replay", "capacity", "be ≥ 1 embedding", capacity)
     values = [access.size if access.cost is None else access.cost for access in trace]
     scores = []
     for capacity in sorted(set(capacities)) or default_capacities(trace):
