@@ -20,7 +20,7 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
 from omnireuse.summary.tuning import BEGINS, Tuning
-from omnireuse.tuning.budget import PRICE, Budget, Ledger, Work, work_of
+from omnireuse.tuning.budget import Budget, Ledger, Work, work_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.fewest import trying
 from omnireuse.tuning.full_run import FullRun
@@ -135,11 +135,6 @@ class Entry:
         """The share of steps that are computed if the picture is not measured."""
         plan = None if self.profile is None or self.strategy is None else self.budget.plan_of(self.profile.plans)
         return len(self.budget.untuned_steps if plan is None else plan.steps) / len(self.budget.noises)
-
-    @property
-    def waits(self) -> str:
-        """Why measuring waits if the ledger does not allow more."""
-        return f"all work stays within {PRICE:g} times that without reuse from picture {self.budget.settled} on"
 
     @property
     def is_whole(self) -> bool:
@@ -296,7 +291,7 @@ class Entry:
         trials = self.trials
         while (due := trials.due(self.calls, is_whole=self.is_whole)) is not None:
             if not self._allows(due.cost):
-                return self.waits
+                return self.budget.waits
             shadows.announce(f"omnireuse tries {due.words}, for the pictures after this one")
             before = trials.runs
             yield from due.make(shadows)

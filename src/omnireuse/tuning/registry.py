@@ -81,7 +81,9 @@ class PlanRegistry(Shared):
         entry = self.entries.get(key) or self._new(key, configuration, budget)
         entry.budget, entry.last = budget, next(self._numbers)
         if entry.is_due and not entry.may_measure:
-            return self._passed_by(entry, NotTunableError(f"{entry.waits}; it is measured once reuse has saved enough"))
+            return self._passed_by(
+                entry, NotTunableError(f"{budget.waits}; it is measured once reuse has saved enough")
+            )
         return entry
 
     def whole(self) -> list[Entry]:
