@@ -77,6 +77,11 @@ class Budget:
         return FROM_FOR_AIMS if self.aim else FROM
 
     @property
+    def waits(self) -> str:
+        """Why measuring waits if the ledger does not allow more."""
+        return f"all work stays within {PRICE:g} times that without reuse from picture {self.settled} on"
+
+    @property
     def words(self) -> str:
         """What happens after the measured pictures, in words."""
         if self.aim:

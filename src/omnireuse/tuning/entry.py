@@ -20,7 +20,7 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
 from omnireuse.summary.tuning import BEGINS, Tuning
-from omnireuse.tuning.budget import PRICE, Budget, Ledger, Work, work_of
+from omnireuse.tuning.budget import Budget, Ledger, Work, work_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.fewest import trying
 from omnireuse.tuning.full_run import FullRun
@@ -135,11 +135,6 @@ class Entry:
         """The share of steps that are computed if the picture is not measured."""
         plan = None if self.profile is None or self.strategy is None else self.budget.plan_of(self.profile.plans)
         return len(self.budget.untuned_steps if plan is None else plan.steps) / len(self.budget.noises)
-
-    @property
-    def waits(self) -> str:
-        """Why measuring waits if the ledger does not allow more."""
-        return f"all work stays within {PRICE:g} times that without reuse from picture {self.budget.settled} on"
 
     @property
     def is_whole(self) -> bool:
@@ -264,7 +259,7 @@ class Entry:
             self.note(waits or BEGINS)
             return
         try:
-            decided = agreement.of_first(self._decided)
+            decided = agreement.of_first(lambda: self.shared.own_work.of(self._decided))
         except OmniReuseError as error:  # nor because a decision does
             self.failed(NotTunableError(str(error)))
             return
@@ -296,7 +291,7 @@ class Entry:
         trials = self.trials
         while (due := trials.due(self.calls, is_whole=self.is_whole)) is not None:
             if not self._allows(due.cost):
-                return self.waits
+                return self.budget.waits
             shadows.announce(f"omnireuse tries {due.words}, for the pictures after this one")
             before = trials.runs
             yield from due.make(shadows)
@@ -312,10 +307,6 @@ class Entry:
 
     def _decided(self) -> tuple[Profile, Plan, str | None]:
         """Decide, and keep the plan: the profile with it, the plan, and the file."""
-        with self.shared.own_work():
-            return self._decide()
-
-    def _decide(self) -> tuple[Profile, Plan, str | None]:
         trials, store = self.trials, self.shared.store
         known = store.load(self.configuration.digest)
         assert trials is not None, "they were made"

@@ -92,8 +92,7 @@ def _unfit(recording: Recording) -> str | None:
         return "the outputs are of other kinds on the way, as if a ControlNet or an adapter begins or ends"
     twin, last = copy.deepcopy(recording.scheduler), len(recording.steps) - 1
     for number, step in enumerate(recording.steps):
-        given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)
-        given |= {"model_output": step.output, "sample": step.sample}
+        given = step.arguments(step.output, step.sample)
         if number in (0, last // 2, last):
             try:
                 Arithmetic.of(twin, given)
@@ -121,11 +120,10 @@ def _effects(recording: Recording, like: torch.Tensor) -> NDArray[np.float64]:
     impulses, zeros = torch.eye(total, device=like.device).view(total, *moved.shape), torch.zeros_like(moved)
     twins = _unbounded(recording.scheduler), _unbounded(recording.scheduler)
     for number, step in enumerate(recording.steps):
-        given = {**step.given, "generator": None} if "generator" in step.given else dict(step.given)
         # The same noise for both, if the solver adds some.
         with torch.random.fork_rng(devices=_devices(like)):
-            moved = next_latents(twins[0].step(**{**given, "model_output": impulses[number], "sample": moved}))
-        still = next_latents(twins[1].step(**{**given, "model_output": zeros, "sample": still}))
+            moved = next_latents(twins[0].step(**step.arguments(impulses[number], moved)))
+        still = next_latents(twins[1].step(**step.arguments(zeros, still)))
     return (moved - still).double().flatten(1).mean(1).cpu().numpy()
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -16,6 +16,8 @@ from omnireuse.loop.events import FellBack, Hook
 __all__ = ["OwnWork", "state_after"]
 
 logger = logging.getLogger("omnireuse")
+
+T = TypeVar("T")
 
 
 class OwnWork:
@@ -51,6 +53,11 @@ class OwnWork:
             if self.emit is not None:
                 self.emit(FellBack("the untuned default"))
             raise NotTunableError(text) from error
+
+    def of(self, make: Callable[..., T], *args: Any) -> T:
+        """What `make` returns; it is work of tuning's own."""
+        with self():
+            return make(*args)
 
 
 def state_after(why: object) -> Literal["off", "failed"]:

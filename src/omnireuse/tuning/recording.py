@@ -49,6 +49,11 @@ class RecordedStep:
     sample: torch.Tensor | None = None
     latents: torch.Tensor | None = None
 
+    def arguments(self, output: torch.Tensor | None, sample: torch.Tensor | None) -> dict[str, Any]:
+        """Arguments for such a step of the scheduler, without the generator, whose state stays as it is."""
+        generator = {"generator": None} if "generator" in self.given else {}
+        return {**self.given, **generator, "model_output": output, "sample": sample}
+
 
 class Recording(Stepper):
     """Computes every step of one loop, and keeps copies of its values. An error in keeping them does not end the loop.

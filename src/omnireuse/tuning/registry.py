@@ -81,7 +81,9 @@ class PlanRegistry(Shared):
         entry = self.entries.get(key) or self._new(key, configuration, budget)
         entry.budget, entry.last = budget, next(self._numbers)
         if entry.is_due and not entry.may_measure:
-            return self._passed_by(entry, NotTunableError(f"{entry.waits}; it is measured once reuse has saved enough"))
+            return self._passed_by(
+                entry, NotTunableError(f"{budget.waits}; it is measured once reuse has saved enough")
+            )
         return entry
 
     def whole(self) -> list[Entry]:
@@ -106,7 +108,7 @@ class PlanRegistry(Shared):
         )
         entry = Entry(shared=self, configuration=configuration, budget=budget, tuning=tuning, pace=self.ledger.pace)
         try:
-            known, earlier, budgets, near = self.agreement.of_first(lambda: self._known(entry))
+            known, earlier, budgets, near = self.agreement.of_first(lambda: self.own_work.of(self._kept, entry))
         except OmniReuseError as error:
             entry.release()
             return self._passed_by(entry, error)
@@ -130,16 +132,12 @@ class PlanRegistry(Shared):
             logger.info("%s", passed.tuning)
         return passed
 
-    def _known(self, entry: Entry) -> _Known:
+    def _kept(self, entry: Entry) -> _Known:
         """What the store has for an entry. Its lock is taken if it has no plan.
 
         Raises:
             NotTunableError: it is not measured now.
         """
-        with self.own_work():
-            return self._kept(entry)
-
-    def _kept(self, entry: Entry) -> _Known:
         digest, count, store = entry.configuration.digest, len(entry.budget.steps), self.store
         known = store.load(digest)
         if known is not None and entry.budget.plan_of(known.plans) is not None:
