@@ -115,6 +115,9 @@ class Session:
         self._around: Around | None = None
         self._on_pipeline: Interception | None = None
         _watch.begin()
+        # A session that its denoisers hold is collected with them, and not closed.
+        self._unwatch = weakref.finalize(self, _watch.end)
+        self._unwatch.atexit = False
         self._is_open = True
         try:
             self._refresh()
@@ -174,7 +177,7 @@ class Session:
         with _lock:
             _open.discard(self)
             _kept.discard(self)
-            was_open, self._is_open = self._is_open, False
+            self._is_open = False
         self._end()
         self._loops = Loops()
         self._drop_region()
@@ -182,8 +185,7 @@ class Session:
         if self._on_pipeline is not None:
             self._on_pipeline.undo()
             self._on_pipeline = None
-        if was_open:
-            _watch.end()
+        self._unwatch()
 
     def expect(self, num_inference_steps: int | None) -> None:
         """Drop this thread's state; the next run has so many steps, if known, unless a scheduler says otherwise.

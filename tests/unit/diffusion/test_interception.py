@@ -259,6 +259,8 @@ def test_nobody_need_keep_the_handle(flux: Tiny, region: str) -> None:
 
 
 def test_a_hook_on_a_bare_denoiser_lasts_as_long_as_the_denoiser(flux: Tiny) -> None:
+    gc.collect()
+    before = vars(FluxPipeline)["__call__"]
     config = TeaCacheConfig(rel_l1_thresh=0.2, transformer_type="FluxTransformer2DModel")
     apply_teacache_hook(flux.pipe.transformer, config)
     gc.collect()
@@ -267,6 +269,7 @@ def test_a_hook_on_a_bare_denoiser_lasts_as_long_as_the_denoiser(flux: Tiny) -> 
     del flux.pipe.transformer
     gc.collect()
     assert transformer() is None
+    assert vars(FluxPipeline)["__call__"] is before
 
 
 # -- off, forced to compute, or removed --------------------------------------------------------------------------------
