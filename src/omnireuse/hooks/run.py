@@ -139,6 +139,12 @@ class Run:
         self._orders.clear()
         self.branches.clear()
 
+    def is_over(self, ahead: int = 0) -> bool:
+        """True if all steps have ended, or will have after so many more. The generation is done with a step before
+        the scheduler is."""
+        total = self.generation.total
+        return total is not None and self.step + ahead >= total
+
     def sigma_told(self, sigma: float) -> None:
         """Take the noise level of this step from `cache_context`, if the scheduler's algebra is not known."""
         if self._first_sigma is None:

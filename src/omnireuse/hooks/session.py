@@ -210,7 +210,7 @@ class Session:
         if run is None:
             raise StateError("advance: no run is under way; set the scheduler's timesteps and call the denoiser first")
         run.end_step(latents)
-        if run.generation.finished:
+        if run.is_over():
             self._end()
 
     # -- the pipeline's calls
@@ -320,7 +320,7 @@ class Session:
             self.emit(FellBack("the memory of another step"))
             run = self._begin(moved, ())
         run.end_step(latents)
-        if run.generation.finished:
+        if run.is_over():
             self._end()
         return result
 
@@ -389,8 +389,9 @@ class Session:
     @contextmanager
     def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         loop = self.loop
-        outer, hint = (loop.context, loop.steps.hint), map(kwargs.get, ("step_index", "num_inference_steps", "sigma"))
-        loop.context, loop.steps.hint = name, StepHint(*hint)
+        outer = loop.context, loop.steps.hint
+        loop.context = name
+        loop.steps.hint = StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma")))
         try:
             with proceed(name, *args, **kwargs) as entered:
                 yield entered
@@ -481,7 +482,7 @@ class Session:
             self.emit(FellBack("forecasts of the raw output"))
         for what in generation.fallbacks:
             self.emit(FellBack(what))
-        is_complete = is_complete or generation.finished
+        is_complete = is_complete or run.is_over()
         broken = run.first_broken() if is_complete else None
         # If timesteps alone tell the steps, the last one ends when another run begins.
         is_whole = is_complete or (not run.is_stepped and run.step >= (generation.total or 0) - 1)

@@ -224,7 +224,7 @@ class Steps:
         """By the named step; a step before the last one begins another run."""
         if run is not None and self._hinted is not None and now >= self._hinted:
             ahead = now - self._hinted
-            if not begins or not _finishes(run, ahead):
+            if not begins or not run.is_over(ahead):
                 self._hinted = now
                 return ahead
         if not begins:
@@ -247,7 +247,7 @@ class Steps:
             place = "next step"
         if run is not None and self._calls_a_step is None:
             self._calls_a_step = run.calls
-        if run is None or place == "next run" or _finishes(run, 1):
+        if run is None or place == "next run" or run.is_over(1):
             self.forget()
             self._by_timestep.last = now
         self._latents = None if latents is None else (latents, _version(latents))
@@ -317,12 +317,6 @@ class Steps:
         levels = noise_levels(self._scheduler)[self._begin :]
         total = end - self._begin if 0 < end - self._begin <= len(levels) else len(levels)
         return Begin(total=total, levels=levels, scheduler=self._scheduler)
-
-
-def _finishes(run: Run, ahead: int) -> bool:
-    """True if a run is over after so many more steps."""
-    total = run.generation.total
-    return total is not None and run.step + ahead >= total
 
 
 def _version(tensor: torch.Tensor) -> int | None:

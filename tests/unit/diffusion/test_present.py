@@ -190,6 +190,25 @@ def test_runs_that_were_broken_off_are_kept_out_of_the_means(flux: Tiny) -> None
     assert "2 runs ended before the last step; no mean includes them" in text
 
 
+@pytest.mark.parametrize("region", ["step", "call"])
+def test_a_run_whose_last_solver_step_fails_was_broken_off(
+    flux: Tiny, region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    solver = type(flux.pipe.scheduler)
+    whole, places = solver.step, iter(range(6))
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        if next(places) == 5:
+            raise RuntimeError("out of memory")
+        return whole(*args, **kwargs)
+
+    monkeypatch.setattr(solver, "step", failing)
+    handle = omnireuse.enable(flux.pipe, policy=Spread(num_computed=3), region=region)
+    with handle, pytest.raises(RuntimeError, match="out of memory"):
+        flux.run()
+    assert (handle.summary().runs, handle.summary().aborted) == (1, 1)
+
+
 def test_a_stream_that_cannot_show_the_strip_gets_letters(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)
