@@ -474,7 +474,8 @@ class Session:
         """
         if run is None:
             return
-        generation, kept = run.generation, run.kept_bytes if run.kind == "reuse" else 0
+        generation = run.generation
+        kept = run.kept_bytes if run.kind == "reuse" else 0
         run.close()
         if run.kind == "shadow":
             return

@@ -182,7 +182,8 @@ class Generation(Stepper):
             `outputs` if all of them are used as they are; new tensors if samples were decided on one by one. For one
             sample, its own alone.
         """
-        parts, is_of_new_kind, self.is_of_new_kind = list[Sequence[torch.Tensor]](), self.is_of_new_kind, False
+        parts = list[Sequence[torch.Tensor]]()
+        is_of_new_kind, self.is_of_new_kind = self.is_of_new_kind, False
         for choice in choices:
             row = choice.sample
             own = samples if row is None else [None if each is None else row_of(each, row) for each in samples]
