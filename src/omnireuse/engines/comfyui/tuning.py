@@ -241,7 +241,13 @@ class SamplerTuner(LoopTuner):
         if untuned:
             self.pass_by(untuned)
             return strategy
-        plan = self.choose(self._plan, self._loop(executor.class_obj, call), executor)
+        self._registry.own_work.emit = emit
+        try:
+            loop = self._registry.own_work.of(self._loop, executor.class_obj, call)
+        except OmniReuseError as error:
+            self.pass_by(error)
+            return strategy
+        plan = self.choose(self._plan, loop, executor)
         if plan.measured is None:
             return plan.strategy
         levels = plan.measured.loop.start.levels
