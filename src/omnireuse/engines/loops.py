@@ -218,7 +218,7 @@ class LoopTuner(HostTuner):
             with self._registry.own_work():
                 measured = MeasuredLoop(entry, loop)
         except OmniReuseError as error:
-            entry.end("failed", f"a loop cannot be made again: {error}")
+            entry.failed(error, "a loop cannot be made again: ")
             return None
         entry.start()
         return measured

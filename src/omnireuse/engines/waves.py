@@ -276,11 +276,14 @@ class WaveTuner(LoopTuner):
         def arrive() -> None:
             now = copy.copy(state)
             now.scheduler = copy.deepcopy(state.scheduler)
-            measured.arrived(loop.after(now, output))
+            with unchanged_random_states():  # the scheduler's own step may draw the same noise
+                measured.arrived(loop.after(now, output))
 
-        measured.keep(arrive)
-        self.learn(measured)
-        entry.is_busy = False
+        try:
+            measured.keep(arrive)
+            self.learn(measured)
+        finally:
+            entry.is_busy = False
         if entry.is_whole:
             self.go_on(entry, self._denoise)
 

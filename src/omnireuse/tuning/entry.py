@@ -201,20 +201,18 @@ class Entry:
         Returns:
             Whether shadows are made beside it. The first call of all takes its usual time.
         """
-        shared, failure = self.shared, None
-        try:
-            with shared.own_work():
-                self._keep(MeasuredCall(replay=replay, full=FullRun.of(recording)))
-        except OmniReuseError as error:  # the picture is done, and must not fail because measuring it does
-            failure = error
+        shared = self.shared
+        failure = shared.own_work.error_of(lambda: self._keep(MeasuredCall(replay=replay, full=FullRun.of(recording))))
         if (failure := shared.agreement.of_any(failure)) is not None:
             self.failed(failure)
             return False
-        return len(self.products) > 1
+        return self.tuning.state == "measuring" and len(self.products) > 1
 
     def _keep(self, call: MeasuredCall) -> None:
         shared = self.shared
         with shared.lock:
+            if self.tuning.state != "measuring":  # it was ended meanwhile
+                return
             self.seconds = time.monotonic() - self.begun
             self.calls.append(call)
             if shared.agreement.is_first:
@@ -244,13 +242,8 @@ class Entry:
 
     def going_on(self, shadows: Shadows) -> Pausing[None]:
         """The work of `go_on` in parts, between which the host may pause."""
-        failure: OmniReuseError | None = None
-        waits, agreement = "", self.shared.agreement
-        try:
-            with self.shared.own_work():
-                waits = yield from self._trying(shadows)
-        except OmniReuseError as error:  # the picture is done, and must not fail because a shadow does
-            failure = error
+        agreement = self.shared.agreement
+        waits, failure = yield from self._tried(shadows)
         if (failure := agreement.of_any(failure)) is not None:
             self.failed(failure)
             return
@@ -268,6 +261,14 @@ class Entry:
             logger.info("tuning has ended for calls with %s: %s", self.configuration.words, self.tuning)
             self.drop()
             self.release()
+
+    def _tried(self, shadows: Shadows) -> Pausing[tuple[str, OmniReuseError | None]]:
+        """Make the shadows that are due; return why others wait, and the error of a shadow, which ends no picture."""
+        try:
+            with self.shared.own_work():
+                return (yield from self._trying(shadows)), None
+        except OmniReuseError as error:
+            return "", error
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
@@ -342,15 +343,14 @@ class Entry:
             reason=f"{self.budget.words_of(plan)}, on {counted(pictures, 'measured picture')}",
         )
 
-    def failed(self, error: OmniReuseError) -> None:
-        """Drop what was measured; the next picture is measured anew, unless that is known to be in vain."""
+    def failed(self, error: OmniReuseError, what: str = "") -> None:
+        """Drop what was measured, and begin anew unless that is known to be in vain. `what` begins the reason."""
         with self.shared.lock:
             self.failures += 1
             if isinstance(error, (NotTunableError, UnsupportedModelError)) or self.failures >= MOST_FAILURES:
-                self.drop()
-                self.end("failed", str(error))
+                self.end("failed", f"{what}{error}")
                 return
-            self.begin_anew(str(error))
+            self.begin_anew(f"{what}{error}")
 
     def broken_off(self, error: BaseException) -> None:
         """Handle the error of a picture that was being measured. An interrupt says nothing about the pipeline."""
@@ -372,7 +372,8 @@ class Entry:
             self.note()
 
     def end(self, state: Literal["off", "failed"], why: str) -> None:
-        """Stop measuring; the untuned default is used."""
+        """Stop measuring, and drop what was measured; the untuned default is used."""
+        self.drop()
         self.profile = self.strategy = self.full_every = None
         self.tuning = replace(self.tuning, state=state, pictures=0, runs=0.0, reason=why)
         self.release()

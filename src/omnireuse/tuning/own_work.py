@@ -13,11 +13,15 @@ from omnireuse.base.validation import in_words
 from omnireuse.errors import NotTunableError, OmniReuseError, StateError
 from omnireuse.loop.events import FellBack, Hook
 
-__all__ = ["OwnWork", "state_after"]
+__all__ = ["OwnWork", "UnexpectedError", "state_after"]
 
 logger = logging.getLogger("omnireuse")
 
 T = TypeVar("T")
+
+
+class UnexpectedError(NotTunableError):
+    """An error of tuning's own work that nobody expects."""
 
 
 class OwnWork:
@@ -37,7 +41,7 @@ class OwnWork:
 
         Raises:
             OmniReuseError: as it was raised within; a StateError if there was not enough memory, which other pictures
-                may have; and a NotTunableError for an error that nobody expects, since the next picture would meet it.
+                may have; and an UnexpectedError for one that nobody expects, since the next picture would meet it.
         """
         try:
             yield
@@ -52,14 +56,24 @@ class OwnWork:
                 logger.error("tuning has met an error of its own, and pictures go on without it", exc_info=error)
             if self.emit is not None:
                 self.emit(FellBack("the untuned default"))
-            raise NotTunableError(text) from error
+            raise UnexpectedError(text) from error
 
     def of(self, make: Callable[..., T], *args: Any) -> T:
         """What `make` returns; it is work of tuning's own."""
         with self():
             return make(*args)
 
+    def error_of(self, work: Callable[[], object]) -> OmniReuseError | None:
+        """The error of some of the work; None if there is none. It has no traceback: in a variable of the caller, that
+        would keep the values of all its frames until the next collection of garbage."""
+        try:
+            self.of(work)
+        except OmniReuseError as error:
+            error.__cause__ = error.__context__ = None
+            return error.with_traceback(None)
+        return None
+
 
 def state_after(why: object) -> Literal["off", "failed"]:
     """The state of tuning for a run that is not tuned: "failed" after an error that nobody expects."""
-    return "failed" if isinstance(why, Exception) and why.__cause__ is not None else "off"
+    return "failed" if isinstance(why, UnexpectedError) else "off"

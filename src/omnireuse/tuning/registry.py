@@ -78,8 +78,9 @@ class PlanRegistry(Shared):
             aim = {budget.aim.name: repr(budget.aim.value), "judged": repr(JUDGED)}
             configuration = msgspec.structs.replace(configuration, call={**configuration.call, **aim})
         key = (configuration.digest, len(budget.steps))
-        entry = self.entries.get(key) or self._new(key, configuration, budget)
-        entry.budget, entry.last = budget, next(self._numbers)
+        with self.lock:
+            entry = self.entries.get(key) or self._new(key, configuration, budget)
+            entry.budget, entry.last = budget, next(self._numbers)
         if entry.is_due and not entry.may_measure:
             return self._passed_by(
                 entry, NotTunableError(f"{budget.waits}; it is measured once reuse has saved enough")

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.errors import StateError
+from omnireuse.errors import NotTunableError
 from omnireuse.hooks.interception import intercept
 from omnireuse.pipelines.bars import showing_bars, with_bar
 
@@ -41,7 +41,7 @@ class Replay:
     that nobody's change reaches a later shadow.
 
     Raises:
-        StateError: an argument that can be read only once, or a request that cannot be copied.
+        NotTunableError: an argument that can be read only once, or a request that cannot be copied.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Replay:
         }
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         if once := [each for each in leaves if isinstance(each, Iterator)]:
-            raise StateError(f"an argument can be read only once ({type(once[0]).__name__})")
+            raise NotTunableError(f"an argument can be read only once ({type(once[0]).__name__})")
         requests = [each for each in pytree.tree_leaves((self._args, self._kwargs)) if isinstance(each, Snapshot)]
         leaves += [generator for request in requests for generator in request.generators]
         generators = {id(each): each for each in leaves if isinstance(each, torch.Generator)}
@@ -193,7 +193,7 @@ class Snapshot:
         generators: random generators within it.
 
     Raises:
-        StateError: it holds something that cannot be copied.
+        NotTunableError: it holds something that cannot be copied.
     """
 
     def __init__(self, value: Any) -> None:
@@ -201,8 +201,10 @@ class Snapshot:
         file = io.BytesIO()
         try:
             _Pickler(file, self._kept).dump(value)
+        except (MemoryError, torch.cuda.OutOfMemoryError):  # the next call may find room
+            raise
         except Exception as error:
-            raise StateError(f"an argument of {type(value).__name__} cannot be copied ({error!s:.200})") from error
+            raise NotTunableError(f"an argument of {type(value).__name__} cannot be copied ({error!s:.200})") from error
         self._text = file.getvalue()
         self.generators = [each for each in self._kept if isinstance(each, torch.Generator)]
 

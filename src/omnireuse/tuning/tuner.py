@@ -188,6 +188,7 @@ class Tuner(HostTuner):
         finally:
             if attempt.recording is not None and attempt.entry is not None:
                 attempt.entry.is_busy = False
+            attempt.failure = attempt.unlike = None  # their tracebacks hold this attempt, and the picture
         return result
 
     def _untuned(self, start: RunStart) -> Chosen:
@@ -245,13 +246,13 @@ class Tuner(HostTuner):
 
     def _measured(self, attempt: _Attempt, entry: Entry, start: RunStart) -> Chosen:
         """Compute every step, and record the run unless another thread records one."""
-        try:
-            self._registry.agreement.of_each(lambda: attempt.check(self._own_work))
-        except OmniReuseError as error:
-            entry.end("failed", f"a call cannot be made again: {error}")
-            return Chosen(strategy=self._session.strategy)
         recording = Recording(start.scheduler, start.total or 0, keeps=not entry.is_busy)
         if not entry.is_busy:
+            try:
+                self._registry.agreement.of_each(lambda: attempt.check(self._own_work))
+            except OmniReuseError as error:
+                entry.failed(error, "a call cannot be made again: ")
+                return Chosen(strategy=self._session.strategy)
             attempt.recording = recording
             entry.start()
             number = f"{entry.tuning.pictures + 1} of {entry.tuning.wanted}"

@@ -265,6 +265,18 @@ def test_a_model_that_cannot_be_told_from_others_is_served_untuned_and_named_onc
     assert said in str(reuse_of(patched).summary())
 
 
+@pytest.mark.parametrize("place", ["RunNoise", "conditions_of", "measured_response"])
+def test_an_error_that_nobody_expects_leaves_the_untuned_default_and_is_counted(
+    monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    model = Model()
+    patched, untuned = node(model), node(model, tune=False)
+    monkeypatch.setattr(tuning_module, place, lambda *_, **__: fails())
+    assert torch.equal(picture(patched, 0), picture(untuned, 0))
+    assert state(patched).state == "failed"
+    assert reuse_of(patched).summary().fallbacks == {"the untuned default": 1}
+
+
 def test_configurations_are_measured_apart_and_few_at_a_time() -> None:
     model = Model()
     patched = node(model)

@@ -223,6 +223,48 @@ def test_a_loop_that_cannot_be_copied_is_not_measured_and_not_harmed(caplog: pyt
     assert "a loop cannot be made again: RuntimeError: it holds a socket" in caplog.text
 
 
+def test_a_measured_request_changes_no_random_state() -> None:
+    tuned, state = Tuned(), named(0)
+    state.scheduler.register_to_config(stochastic_sampling=True)
+    before = torch.get_rng_state()
+    tuned.engine.alone(state)
+    assert is_full(state)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_an_entry_that_ends_meanwhile_keeps_nothing_of_a_measured_request() -> None:
+    tuned, state = Tuned(), named(0)
+    tuned.engine.wave([state])
+    entry = state.extra[KEY].plan.entry
+    entry.end("failed", "another request has met an error")
+    assert torch.equal(tuned.engine.alone(state), full_of(0))
+    assert (entry.calls, entry.is_busy, entry.tuning.state) == ([], False, "failed")
+
+
+def test_a_request_whose_end_fails_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise LookupError("nobody expects it")
+
+    tuned = Tuned()
+    with monkeypatch.context() as patched:
+        patched.setattr("omnireuse.engines.waves.WaveTuner.learn", fail)
+        assert torch.equal(tuned.serve(0).latents, full_of(0))
+    assert is_full(tuned.serve(1))
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_a_loop_without_room_for_its_copy_is_tried_three_times(monkeypatch: pytest.MonkeyPatch, times: int) -> None:
+    def run_out(*_: object) -> None:
+        raise MemoryError("full")
+
+    tuned = Tuned()
+    with monkeypatch.context() as patched:
+        patched.setattr("omnireuse.engines.waves.WaveLoop.twin", run_out)
+        for seed in range(times):
+            assert torch.equal(tuned.serve(seed).latents, untuned_of(seed))
+    assert is_full(tuned.serve(9)) == (times < 3)
+
+
 def test_shadows_change_no_random_state(monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = Tuned()
     inner = tuned.denoise

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import pickle
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
 import omnireuse
+from omnireuse.errors import OmniReuseError, StateError
+from omnireuse.tuning.own_work import OwnWork, state_after
 from tests.helpers.tiny import Tiny
 
 STEPS = 20
@@ -85,3 +90,56 @@ def test_a_prompt_whose_encoding_cannot_be_kept_is_encoded_again(
             assert torch.equal(flux.run(steps=STEPS), full)
         assert handle.tuning.state == "ready"
     assert "cannot be kept" in caplog.text
+
+
+def run_out(*_: object, **__: object) -> None:
+    raise torch.OutOfMemoryError("full")
+
+
+def test_memory_that_is_missing_before_a_picture_ends_tuning_at_the_third_time(
+    flux: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with omnireuse.enable(flux.pipe, tune=False):
+        untuned = flux.run(steps=STEPS)
+    monkeypatch.setattr("omnireuse.tuning.tuner.Replay", run_out)
+    with omnireuse.enable(flux.pipe) as handle:
+        for state in ("measuring", "measuring", "failed"):
+            assert torch.equal(flux.run(steps=STEPS), untuned)
+            assert handle.tuning.state == state
+        assert "a call cannot be made again: OutOfMemoryError: full" in str(handle.tuning)
+
+
+@pytest.mark.parametrize("place", ["full_run.OutputProducts.of", "shadows.Led.use", "tuner.Replay"])
+def test_an_error_is_freed_with_all_that_its_frames_hold(
+    flux: Tiny, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    errors = list[weakref.ref[BaseException]]()
+
+    def fail(*_: object, **__: object) -> None:
+        error = torch.OutOfMemoryError("full")
+        errors.append(weakref.ref(error))
+        try:
+            raise error
+        finally:
+            del error  # this frame would keep it
+
+    with omnireuse.enable(flux.pipe):
+        flux.run(steps=STEPS)
+        monkeypatch.setattr(f"omnireuse.tuning.{place}", fail)
+        gc.collect()
+        gc.disable()
+        try:
+            flux.run(steps=STEPS)
+            assert [each() for each in errors] == [None]
+        finally:
+            gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [(LookupError("nobody expects it"), "failed"), (MemoryError("full"), "off"), (StateError("told"), "off")],
+)
+def test_other_ranks_know_an_error_that_nobody_expects_from_others(error: Exception, state: str) -> None:
+    with pytest.raises(OmniReuseError) as met, OwnWork()():
+        raise error
+    assert state_after(met.value) == state_after(pickle.loads(pickle.dumps(met.value))) == state

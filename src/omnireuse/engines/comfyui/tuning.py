@@ -20,7 +20,8 @@ from omnireuse.engines.loops import Loop, LoopTuner, MeasuredLoop
 from omnireuse.engines.settings import RequestPlan
 from omnireuse.errors import NotTunableError, OmniReuseError, UnsupportedModelError
 from omnireuse.hooks.run import RunStart
-from omnireuse.loop.generation import Emit, Generation
+from omnireuse.loop.events import Event
+from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import ErrorControl
@@ -226,7 +227,7 @@ class SamplerTuner(LoopTuner):
         self._model: tuple[Any, Conditions] | None = None
 
     def begin(
-        self, executor: Any, call: SamplerCall, *, number: int, emit: Emit, untuned: str = ""
+        self, executor: Any, call: SamplerCall, *, number: int, emit: Callable[[Event], None], untuned: str = ""
     ) -> Strategy | Measurement | None:
         """The strategy of a run, or its measurement.
 
@@ -241,7 +242,13 @@ class SamplerTuner(LoopTuner):
         if untuned:
             self.pass_by(untuned)
             return strategy
-        plan = self.choose(self._plan, self._loop(executor.class_obj, call), executor)
+        self._registry.own_work.emit = emit
+        try:
+            loop = self._registry.own_work.of(self._loop, executor.class_obj, call)
+        except OmniReuseError as error:
+            self.pass_by(error)
+            return strategy
+        plan = self.choose(self._plan, loop, executor)
         if plan.measured is None:
             return plan.strategy
         levels = plan.measured.loop.start.levels
