@@ -46,9 +46,9 @@ ROWS = (
     Row("enable, files", 110, 75),
     Row("enable, lines", 18_620, 10_000),
     Row("Generation, files", 18, 20),
-    Row("Generation, lines", 2_880, 2_800),
+    Row("Generation, lines", 3_020, 2_800),
     Row("Session, files", 31, 35),
-    Row("Session, lines", 6_060, 5_500),
+    Row("Session, lines", 6_250, 5_500),
     Row("circles, top level", 0, 0),
     Row("circles of files", 0, 0),
     Row("packages in circles", 0, 0),
@@ -57,7 +57,7 @@ ROWS = (
     Row("edges to vllm", 0, 0),
     Row("edges of vllm", 13, 13),
     Row("vllm to denoising", 0, 0),
-    Row("lines of src", 30_440, 20_000),
+    Row("lines of src", 30_280, 20_000),
 )
 
 
