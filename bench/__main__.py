@@ -15,6 +15,9 @@ NAMES = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not p
 def main() -> int:
     """Run the named benchmark, or each in turn; one that cannot run here says why, and the next one follows."""
     name, *options = sys.argv[1:] or [None]
+    if name in ("-h", "--help"):
+        print(__doc__, f"Benchmarks: {', '.join(NAMES)}.", "Each has --help of its own.", sep="\n")
+        return 0
     status = 0
     for each in NAMES if name is None else [name]:
         try:

@@ -140,8 +140,9 @@ class EncodeCall:
 
     def _keep(self, reading: Reading, sight: Sight) -> None:
         with self._lock:  # the latest last, so that its surveys are the ones to try
-            others = {each: kept for each, kept in self._sights.items() if each != reading}
-            self._sights = {**others, reading: sight}
+            sights = {**{each: kept for each, kept in self._sights.items() if each != reading}, reading: sight}
+            # Without those of modules that are gone: a call that runs a module of its own adds one each time.
+            self._sights = {each: sights[each] for each in sights if all(stray() is not None for stray in each.strays)}
 
     def _target(self, pipeline: Any, bound: dict[str, Any]) -> torch.device | None:
         """The device for this call's tensors: its ``device``, else the pipeline's; None for its encoder's."""

@@ -119,7 +119,7 @@ class Sight:
         if isinstance(value, nn.Module):
             self._add_module(name, value)
         elif not (value is ABSENT or is_plain(value) or self._is_method(name, value)):
-            self._parts[name] = self._survey(value, name)
+            self._parts[name] = _weighed(self._survey(value, name))
 
     def use(self, module: nn.Module) -> frozenset[int]:
         """Survey what a module that is about to run belongs to; the ids of all modules in there."""
@@ -127,12 +127,8 @@ class Sight:
         if id(root) not in self.modules:
             survey = self._add_stray(root)
         self._used.add(id(root))
-        survey = survey or self._look_into(root)
-        if isinstance(survey, UnkeyableError):  # raised by `finish`, as what goes wrong here
-            return frozenset(map(id, root.modules()))
-        with contextlib.suppress(UnkeyableError), checked():
-            survey.weights()  # before it runs: afterwards it may be on another device
-        return survey.identities
+        survey = _weighed(survey or self._look_into(root))
+        return survey.identities if isinstance(survey, Survey) else frozenset(map(id, root.modules()))
 
     @checked()
     def finish(self) -> Sight:
@@ -153,11 +149,11 @@ class Sight:
                 text = f"{type(value).__name__} {value!r}" if is_plain(value) or value is ABSENT else "module or method"
                 texts.append((name, text, text))
         whole: list[str] = []
-        for number, (path, module, survey) in [*self.modules.items()]:
-            # What is compiled does not tell that it runs.
-            if number in self._used or any(vars(part).get("_compiled_call_impl") for part in module.modules()):
+        # A recording finds modules in the order of their use, a later look does not.
+        for path, module, survey in sorted(self.modules.values(), key=lambda each: each[0]):
+            if survey is not None and id(module) in self._used:
                 whole.append(path)
-                texts.append(self._take(path, module, survey or self._look_into(module)))
+                texts.append(self._take(path, module, survey))
             else:
                 texts.append(self._take(path, module, Survey(module, path, self.pipeline, is_idle=True)))
         self.reading = Reading((*self._values,), frozenset(whole), (*self._strays,))
@@ -204,11 +200,15 @@ class Sight:
     def _add_module(self, path: str, module: nn.Module) -> None:
         if id(module) not in self.modules:
             self.modules[id(module)] = path, module, None
-            if self._may_run(path):
+            if any(vars(part).get("_compiled_call_impl") for part in module.modules()):  # does not tell that it runs
+                self._used.add(id(module))
+                _weighed(self._look_into(module))
+            elif self._may_run(path):
                 self._look_into(module)
 
     def _add_stray(self, module: nn.Module) -> Survey | UnkeyableError:
         self._strays.append(weakref.ref(module))
+        hash(self._strays[-1])  # is kept, and cannot be found once the module is gone
         self.modules[id(module)] = f"<{len(self._strays)}>", module, None
         return self._look_into(module)
 
@@ -245,6 +245,14 @@ def _is_in(module: nn.Module, root: nn.Module, survey: Survey | UnkeyableError |
     if isinstance(survey, Survey):
         return id(module) in survey.identities
     return any(part is module for part in root.modules())
+
+
+def _weighed(survey: Survey | UnkeyableError) -> Survey | UnkeyableError:
+    """Digest the weights before the call uses them: afterwards they may be others, or on another device."""
+    if isinstance(survey, Survey):
+        with contextlib.suppress(UnkeyableError), checked():  # raised by `Sight.finish`
+            survey.weights()
+    return survey
 
 
 def _process_hooks() -> tuple[int, ...]:

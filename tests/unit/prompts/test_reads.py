@@ -422,3 +422,105 @@ def test_recording_leaves_the_class_as_it_was():
     pipeline.encode_prompt("cat")
     assert (dict(vars(OfModules)), dict(vars(Encoder))) == before
     assert not nn.modules.module._global_forward_pre_hooks
+
+
+class Beside(Plain):
+    """Runs an encoder that no attribute leads to, before its own."""
+
+    def encode_prompt(self, prompt):
+        return (STRAY(prompt) + self.encoder(prompt)).detach()
+
+
+STRAY = Encoder(1)
+
+
+class Offloaded(Beside):
+    def encode_prompt(self, prompt):
+        out = super().encode_prompt(prompt)
+        move(self)
+        return out
+
+
+class Late(Plain):
+    """Looks at a module that only some calls run; it holds another one outside of its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = Encoder(1)
+        self.a.inner = [Encoder(2)]
+
+    def encode_prompt(self, prompt):
+        a, out = self.a, self.encoder(prompt)
+        return (a(prompt) + a.inner[0](prompt) + out if prompt == "p" else out).detach()
+
+
+def move(pipeline):
+    for weight in pipeline.encoder.parameters():
+        weight.data = weight.data.clone()
+
+
+@pytest.mark.parametrize("kind", [Beside, Offloaded, Late])
+def test_the_order_in_which_modules_ran_does_not_count(kind):
+    pipeline = kind()
+    cache = install_prompt_embed_cache(pipeline)
+    pipeline.encode_prompt("q")
+    for _ in range(3):
+        pipeline.encode_prompt("p")
+        move(pipeline)
+    assert (cache.misses, cache.hits, cache.outdated) == (2, 2, 0)
+
+
+def test_a_module_of_the_call_itself_ends_no_call_and_is_not_kept():
+    class Own:
+        def encode_prompt(self, prompt):
+            return nn.Identity()(torch.full((2,), float(len(prompt))))
+
+    pipeline = Own()
+    cache = install_prompt_embed_cache(pipeline)
+    assert [pipeline.encode_prompt(prompt)[0].item() for prompt in ("a", "ab", "a")] == [1, 2, 1]
+    assert (cache.misses, len(cache.store)) == (3, 0)
+
+
+class Shifted:
+    def __init__(self):
+        self.shift = torch.zeros(2)
+
+    def encode_prompt(self, prompt):
+        out = self.shift + len(prompt)
+        change_once(self.shift)
+        return out
+
+
+class Compiled(Plain):
+    """Its encoder is compiled: no hook tells that it runs."""
+
+    def __init__(self):
+        super().__init__()
+        weight = self.encoder.norm.weight
+        self.encoder._compiled_call_impl = lambda prompt: weight.detach() + len(prompt)
+
+    def encode_prompt(self, prompt):
+        encoder = self.encoder
+        out = encoder(prompt)
+        change_once(vars(encoder)["_modules"]["norm"].weight)
+        return out
+
+
+pending = []
+
+
+@torch.no_grad()
+def change_once(tensor):
+    while pending:
+        tensor.add_(pending.pop())
+
+
+@pytest.mark.parametrize("kind", [Shifted, Compiled])
+def test_what_changes_after_it_was_read_is_out_of_date(kind):
+    pipeline = kind()
+    cache = install_prompt_embed_cache(pipeline)
+    pending.append(1)
+    old, new, again = (pipeline.encode_prompt("a") for _ in range(3))
+    assert torch.equal(new, old + 1)
+    assert torch.equal(again, new)
+    assert (cache.outdated, cache.misses, cache.hits) == (1, 2, 1)
