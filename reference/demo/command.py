@@ -90,7 +90,7 @@ def tune_first(case: Case, pipeline: Any, config: DemoConfig) -> None:
         seed=config.seed,
         calibration=PICTURES,
     )
-    notes.print(f"tuning on {PICTURES} other prompts: they are computed in full, and shadows beside them find the plan")
+    notes.print(f"tuning on {PICTURES} other prompts: computed in full, with trial runs beside them to find the plan")
     try:
         profile = omnireuse.tune(
             pipeline,
