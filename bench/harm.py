@@ -58,6 +58,8 @@ NOISE = {
     "Heun": solver("HeunDiscreteScheduler"),
     "ancestral": solver("EulerAncestralDiscreteScheduler"),
 }
+PIXELS = {name: NOISE[name] for name in ("DDIM", "DDIM, clipped", "DPM++ 2M")}
+"""Those that diffusers' pipeline without conditions can use: it scales no input, and hands a generator to each step."""
 KARRAS = {
     "Euler": solver("EulerDiscreteScheduler"),
     "DPM++ 2M": solver("DPMSolverMultistepScheduler", use_karras_sigmas=True),
@@ -151,7 +153,7 @@ class PixelFlux(Model):
 class Pixels(Model):
     """The U-Net of `_pixels`, without guidance."""
 
-    runs = NOISE
+    runs = PIXELS
 
     def __init__(self, folder: Path, pictures: int) -> None:
         from diffusers import DDIMScheduler, DDPMPipeline
@@ -233,7 +235,7 @@ def _load(name: str, options: argparse.Namespace) -> Model:
 
 
 def _cases(name: str, options: argparse.Namespace) -> Iterator[Row]:
-    kinds = {"pixel_flux": PIXEL_SHIFTS, "shapes-sd": NOISE, "pixels": NOISE, "flags": NOISE, "cloth": KARRAS}
+    kinds = {"pixel_flux": PIXEL_SHIFTS, "shapes-sd": NOISE, "pixels": PIXELS, "flags": NOISE, "cloth": KARRAS}
     kinds |= {"movements": FLOW}
     runs = [run for run in kinds.get(name, GIVEN) if options.grid or run in RECORD["runs"]]
     strengths = (1.0, 1.5) if options.grid else RECORD["strengths"]
