@@ -153,15 +153,16 @@ class Generation(Stepper):
         self.advance()
         return used[0]
 
-    def ask(self, branch: str = "step", *, samples: int | None = None, **given: Any) -> list[Choice]:
+    def ask(
+        self, branch: str = "step", *, samples: int | None = None, signal: torch.Tensor | None = None, **given: Any
+    ) -> list[Choice]:
         """Decide for each of so many samples of the batch, or for all of them together; the rest as in `decide`.
 
         Args:
             signal: of the whole batch. Branches that are stacked in it follow each other, each with all samples.
         """
         if samples is None:
-            return [self.decide(branch, **given)]
-        signal = given.pop("signal", None)
+            return [self.decide(branch, signal=signal, **given)]
         own = [signal if signal is None or len(signal) == 1 else signal[row::samples] for row in range(samples)]
         return [self.decide(branch, sample=row, signal=each, **given) for row, each in enumerate(own)]
 
