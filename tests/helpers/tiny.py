@@ -62,19 +62,18 @@ def tensor(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+FLUX: dict[str, Any] = {
+    "in_channels": 16,
+    "attention_head_dim": 16,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 32,
+    "pooled_projection_dim": 32,
+    "axes_dims_rope": (4, 4, 8),
+}
+
+
 def flux(**scheduler: Any) -> Tiny:
-    transformer = varied(
-        FluxTransformer2DModel(
-            in_channels=16,
-            num_layers=2,
-            num_single_layers=2,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=32,
-            pooled_projection_dim=32,
-            axes_dims_rope=(4, 4, 8),
-        )
-    )
+    transformer = varied(FluxTransformer2DModel(num_layers=2, num_single_layers=2, **FLUX))
     vae = AutoencoderKL(block_out_channels=(4,), norm_num_groups=1, latent_channels=4, shift_factor=0.0)
     pipe = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(**scheduler),
@@ -243,16 +242,7 @@ def _quiet(pipe: Any, inputs: Callable[..., dict[str, Any]]) -> Tiny:
 
 def flux_control() -> Tiny:
     tiny = flux()
-    control = FluxControlNetModel(
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        pooled_projection_dim=32,
-        axes_dims_rope=(4, 4, 8),
-    )
+    control = FluxControlNetModel(num_layers=1, num_single_layers=1, **FLUX)
     parts = {name: getattr(tiny.pipe, name) for name in ("scheduler", "vae", "transformer")}
     absent = dict.fromkeys(("text_encoder", "tokenizer", "text_encoder_2", "tokenizer_2"))
     pipe = FluxControlNetPipeline(**parts, **absent, controlnet=varied(control, 7))

@@ -111,11 +111,16 @@ def _end_at_a_later_call(error: BaseException) -> Callable[..., None]:
 ENDS = {"raises": RuntimeError("rank 0 ran out of memory"), "interrupted": KeyboardInterrupt("rank 0 was interrupted")}
 
 
-def main(kind: str, family: str, end: str, folder: Path) -> None:
-    """Run alone, then as one of several ranks with a slow one; write what this rank saw; at the end lose rank 0."""
+def join() -> None:
+    """Become one of the ranks."""
     torch.set_num_threads(1)
     torch.accelerator.device_count = lambda: 1  # diffusers counts accelerators; the ranks share the CPU
     dist.init_process_group("gloo")
+
+
+def main(kind: str, family: str, end: str, folder: Path) -> None:
+    """Run alone, then as one of several ranks with a slow one; write what this rank saw; at the end lose rank 0."""
+    join()
     rank, size = dist.get_rank(), dist.get_world_size()
     with torch.no_grad():
         alone = all_runs(model(family))
@@ -167,9 +172,7 @@ def too_late(folder: Path) -> None:
 
 def tunes(folder: Path) -> None:
     """Tune on two pictures, and reuse the third; then enable anew."""
-    torch.set_num_threads(1)
-    torch.accelerator.device_count = lambda: 1
-    dist.init_process_group("gloo")
+    join()
     rank = dist.get_rank()
     tiny = model("flux")
     PARALLEL["ulysses"](tiny.pipe.transformer, dist.get_world_size())
@@ -192,9 +195,7 @@ def tunes(folder: Path) -> None:
 
 def errs(folder: Path) -> None:
     """Meet an error of tuning's own work on the second rank alone: before a picture, and then after one."""
-    torch.set_num_threads(1)
-    torch.accelerator.device_count = lambda: 1
-    dist.init_process_group("gloo")
+    join()
     rank = dist.get_rank()
     tiny = model("flux")
     PARALLEL["ulysses"](tiny.pipe.transformer, dist.get_world_size())
