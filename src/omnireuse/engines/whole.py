@@ -8,9 +8,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.enabling import enable
 from omnireuse.engines.request import figures_of, tuning_figures
 from omnireuse.engines.settings import RequestSettings, ServerSettings
+from omnireuse.front import enable
 from omnireuse.handle import Handle
 from omnireuse.hooks.interception import Interception, intercept
 from omnireuse.hooks.session import Session, session_of
@@ -67,7 +67,7 @@ class WholeRequests:
             assert self._session is not None, "reuse was enabled"
             if self._tuner is not None and not wanted.target:
                 self._session.tuner.close()
-                self._tuner.serve(self._session)
+                self._tuner.attach(self._session)
                 self._tuner = None
             if self._calls is not None:
                 self._taken = self._taken_by(self._session, self._calls)

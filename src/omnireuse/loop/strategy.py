@@ -253,6 +253,10 @@ class Strategy:
             given = {"speedup": 2.0, "min_computed": 12, "min_steps": SHORT_RUN}
         return cls(policy=Spread(**given), forecaster=Blend())
 
+    def open(self, pipeline: object, group: object) -> tuple[Strategy, str, tuple[()]]:
+        """The strategy itself, for any pipeline."""
+        return self, f"{type(self.policy).__name__} × {type(self.forecaster).__name__} on {self.region}", ()
+
     @classmethod
     def where_it_fits(cls, policy: Policy, forecaster: Forecaster) -> Strategy:
         """The strategy in region "step", or else in the first region that the forecaster supports."""
