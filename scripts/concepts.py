@@ -45,7 +45,7 @@ ROWS = (
     Row("enable, files", 47, 47),
     Row("enable, lines", 8_704, 8_704),
     Row("its keywords, files", 111, 100),
-    Row("its keywords, lines", 18_760, 15_000),
+    Row("its keywords, lines", 18_761, 15_000),
     Row("Generation, files", 18, 20),
     Row("Generation, lines", 3_024, 2_800),
     Row("Session, files", 31, 35),
@@ -57,7 +57,7 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 55, 50),
-    Row("lines of src", 26_000, 20_000),
+    Row("lines of src", 26_156, 20_000),
 )
 
 
