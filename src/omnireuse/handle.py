@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.hooks.denoisers import denoisers_of
-from omnireuse.hooks.extension import ByCalls, Opened, Tunes, Untuned
+from omnireuse.hooks.extension import ByCalls, Extension, Opened, Tunes, Untuned
 from omnireuse.hooks.inert import InertRuns
 from omnireuse.hooks.run import RegionFactory
 from omnireuse.hooks.session import Session, session_of
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from omnireuse.profiles.profile import Profile
 
 __all__ = ["Handle", "disable", "handle_of"]
+
+E = TypeVar("E", bound=Extension)
 
 
 class Handle:
@@ -92,6 +94,17 @@ class Handle:
         """The profile with the plan in use; None before tuning is ready, and if tuning is off."""
         profile: Profile | None = self._tunes.profile
         return profile
+
+    def attach(self, extension: Extension) -> None:
+        """Let an extension work beside those that are there; its `region` is not asked any more."""
+        self._extensions = (*self._extensions, extension)
+        extension.attach(self._session)
+
+    def detach(self, kind: type[E]) -> E | None:
+        """Take out the extension of this kind, without closing it; None if there is none."""
+        found = next((each for each in self._extensions if isinstance(each, kind)), None)
+        self._extensions = tuple(each for each in self._extensions if each is not found)
+        return found
 
     @property
     def _tunes(self) -> Tunes:
