@@ -18,11 +18,11 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from omnireuse import Profile, Strategy
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.loops import LoopTuner, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.store import Store
-from omnireuse_engines.loops import LoopTuner
 from omnireuse_engines.request import RequestReuse
-from omnireuse_engines.settings import KEY, RequestPlan
+from omnireuse_engines.settings import KEY
 from omnireuse_engines.vllm_omni.calls import RequestLoop
 from omnireuse_engines.waves import WaveTuner
 from tests.helpers.waves import Engine, State, request
