@@ -52,8 +52,8 @@ class Handle:
         strategy, self.name, self._extensions = opened
         if (present := handle_of(pipeline)) is not None:
             raise StateError(
-                f"reuse is already enabled on this {type(pipeline).__name__} ({present.name}), so {self.name} cannot "
-                "be enabled; call omnireuse.disable(pipeline) first"
+                f"reuse is already enabled on this {type(pipeline).__name__} ({present.name}); call "
+                "omnireuse.disable(pipeline) first, or use omnireuse.handle_of(pipeline)"
             )
         self._counts = Counts()
         make: RegionFactory = make_region

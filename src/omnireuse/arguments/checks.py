@@ -155,7 +155,7 @@ _ON_STRATEGY = {field.name for field in fields(Strategy)} - StrategyOptions.__an
 def _no_backend(given: object) -> WrongTypeError:
     """The error for a second argument that is neither the name of a backend nor a strategy."""
     remedies = {
-        numbers.Real: f"to ask for a number of computed steps write speedup={given!r}",
+        numbers.Real: f"for {given!r} times fewer steps write speedup={given!r}, for a number of steps computed_steps=",
         Profile: "write profile=",
         os.PathLike: f"write profile={str(given)!r}",
         Policy: f"write policy={given!r}",
