@@ -14,7 +14,7 @@ from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, is_compiled_whole
 from omnireuse.hooks.extension import InRegion
-from omnireuse.hooks.regions.step import StepRegion
+from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Region
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region

@@ -48,9 +48,7 @@ def check_forecaster(forecaster: Forecaster, *, places: Sequence[float] = PLACES
     assert all(torch.equal(a, b) for a, b in zip(path, shown, strict=True)), (
         f"{name} must not write to what it is shown"
     )
-    assert torch.equal(memory.predict(at), forecast), (
-        f"{name}.predict must not change its memory nor its result"
-    )
+    assert torch.equal(memory.predict(at), forecast), f"{name}.predict must not change its memory nor its result"
     _check_samples(forecaster, places, path, at, forecast)
     _check_bounded(forecaster, path)
     _check_copies(name, memory, at, forecast)

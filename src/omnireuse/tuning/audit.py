@@ -11,7 +11,7 @@ import torch
 
 from omnireuse.errors import StateError
 from omnireuse.hooks.extension import Extension
-from omnireuse.hooks.regions.step import StepRegion
+from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.loop.events import Audit, FellBack
