@@ -35,7 +35,6 @@ from omnireuse.base.lazy import lazy_exports
 if TYPE_CHECKING:
     from omnireuse.calibration.calibrate import calibrate
     from omnireuse.calibration.tune import tune
-    from omnireuse.enabling import enable
     from omnireuse.forecasters import (
         Blend,
         Fitted,
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
         Memory,
         Polynomial,
     )
+    from omnireuse.front import enable
     from omnireuse.handle import Handle, disable, handle_of
     from omnireuse.loop.events import Choice, Decision
     from omnireuse.loop.generation import Generation, layout_of
@@ -119,7 +119,7 @@ _HOMES = {
     "profiles.profile": "Profile",
     "named.measuring": "fit_tea_cache",
     "handle": "Handle disable handle_of",
-    "enabling": "enable",
+    "front": "enable",
     "loop.events": "Choice Decision",
     "forecasters": "Blend Fitted Forecaster Hold Memory Polynomial",
     "loop.generation": "Generation layout_of",
