@@ -8,18 +8,51 @@ import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from omnireuse.errors import ConfigError
 
-__all__ = ["OVERRIDE", "Seam", "check_host", "install", "is_tested", "log_through", "warn_once"]
+__all__ = ["OVERRIDE", "SWITCH", "Seam", "Switch", "check_host", "install", "is_tested", "log_through", "warn_once"]
 
 logger = logging.getLogger("omnireuse")
 
 OVERRIDE = "OMNIREUSE_UNTESTED_HOST"
 """The environment variable that lets reuse into a release that it was not tested in."""
+
+
+SWITCH = "OMNIREUSE_OFF"
+"""The environment variable that names the file of `Switch`."""
+
+
+class Switch:
+    """The operator's live switch: reuse is off as long as the file that `SWITCH` names exists. Without the variable it
+    is never off.
+
+    Raises:
+        ConfigError: the variable is no absolute path.
+    """
+
+    def __init__(self) -> None:
+        given = os.environ.get(SWITCH)
+        self._path, self._was_off = None if given is None else Path(given), False
+        if self._path is not None and not self._path.is_absolute():
+            raise ConfigError(
+                f"{SWITCH}={given!r:.60}: the variable must be an absolute path, of a file that switches reuse "
+                "off while it exists"
+            )
+
+    @property
+    def is_off(self) -> bool:
+        """Whether the file exists now. A change is logged. Cost: one look at the file system, some µs."""
+        is_off = self._path is not None and self._path.exists()
+        if is_off != self._was_off:
+            self._was_off = is_off
+            does, now = ("exists", "computes every step") if is_off else ("is gone", "may reuse steps again")
+            logger.warning("%s: %s %s, and each request from now on %s", SWITCH, self._path, does, now)
+        return is_off
 
 
 Seam = tuple[str, str, Callable[..., Any]]
