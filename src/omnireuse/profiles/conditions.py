@@ -136,12 +136,6 @@ class Watch:
                 found = self._found = _Found(pipeline, self._suspect, found)
             return found.conditions()
 
-    def read_anew(self) -> None:
-        """Read the weights at the next look, whatever torch has counted."""
-        with self._lock:
-            self._is_due, self._found = True, None
-
-
 def watch_of(pipeline: Any) -> Watch:
     """The one watch that all who ask share, as long as the pipeline lives."""
     with _lock:
@@ -159,7 +153,8 @@ def read_weights_anew() -> None:
     with _lock:
         watches = list(_watches.values())
     for watch in watches:
-        watch.read_anew()
+        with watch._lock:
+            watch._found = None
 
 
 _lock = threading.Lock()
