@@ -15,7 +15,17 @@ from packaging.version import InvalidVersion, Version
 
 from omnireuse.errors import ConfigError
 
-__all__ = ["OVERRIDE", "SWITCH", "Seam", "Switch", "check_host", "install", "is_tested", "log_through", "warn_once"]
+__all__ = [
+    "OVERRIDE",
+    "SWITCH",
+    "Seam",
+    "check_host",
+    "install",
+    "is_switched_off",
+    "is_tested",
+    "log_through",
+    "warn_once",
+]
 
 logger = logging.getLogger("omnireuse")
 
@@ -24,35 +34,32 @@ OVERRIDE = "OMNIREUSE_UNTESTED_HOST"
 
 
 SWITCH = "OMNIREUSE_OFF"
-"""The environment variable that names the file of `Switch`."""
+"""The environment variable that names the file of `is_switched_off`."""
+_was_off = False
 
 
-class Switch:
-    """The operator's live switch: reuse is off as long as the file that `SWITCH` names exists. Without the variable it
-    is never off.
+def is_switched_off() -> bool:
+    """The operator's live switch: whether the file that ``OMNIREUSE_OFF`` names exists now. A change is logged.
 
     Raises:
         ConfigError: the variable is no absolute path.
+
+    Cost: one look at the file system, some µs; none without the variable.
     """
-
-    def __init__(self) -> None:
-        given = os.environ.get(SWITCH)
-        self._path, self._was_off = None if given is None else Path(given), False
-        if self._path is not None and not self._path.is_absolute():
-            raise ConfigError(
-                f"{SWITCH}={given!r:.60}: the variable must be an absolute path, of a file that switches reuse "
-                "off while it exists"
-            )
-
-    @property
-    def is_off(self) -> bool:
-        """Whether the file exists now. A change is logged. Cost: one look at the file system, some µs."""
-        is_off = self._path is not None and self._path.exists()
-        if is_off != self._was_off:
-            self._was_off = is_off
-            does, now = ("exists", "computes every step") if is_off else ("is gone", "may reuse steps again")
-            logger.warning("%s: %s %s, and each request from now on %s", SWITCH, self._path, does, now)
-        return is_off
+    global _was_off
+    if (given := os.environ.get(SWITCH)) is None:
+        return False
+    if not Path(given).is_absolute():
+        raise ConfigError(
+            f"{SWITCH}={given!r:.60}: the variable must be an absolute path, of a file that switches reuse off while "
+            "it exists"
+        )
+    is_off = Path(given).exists()
+    if is_off != _was_off:
+        _was_off = is_off
+        does, now = ("exists", "computes every step") if is_off else ("is gone", "may reuse steps again")
+        logger.warning("%s: %s %s, and each request from now on %s", SWITCH, given, does, now)
+    return is_off
 
 
 Seam = tuple[str, str, Callable[..., Any]]

@@ -25,7 +25,7 @@ from omnireuse.profiles.target import TARGETS, Target
 from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.store import Store
-from omnireuse_engines.host import Switch
+from omnireuse_engines.host import is_switched_off
 
 __all__ = ["KEY", "RequestSettings", "ServerSettings", "options_in"]
 
@@ -129,20 +129,20 @@ class ServerSettings:
             if name not in known:
                 raise UnknownNameError(f"option of {place} for omnireuse", name, known)
         _refuse_null({name: value for name, value in options.items() if name not in cache}, place=place)
+        is_switched_off()  # refuses a switch that cannot work
         self.options, self.place = dict(options), place
         self._target = Target.of(place, **{name: self.options.get(name) for name in TARGETS})
         self.default, self._max_speedup, self._targets = (self.options.pop(name, None) for name in LIMITS)
         self._check_limits()
         self.tune: bool | int | None = self.options.pop("tune", None)
         self._check_tune()
-        self._switch = Switch()
         self._profile: Profile | None = None
         self._plans: OrderedDict[Target, RequestPlan] = OrderedDict()
 
     def wanted(self, extras: Mapping[str, Any] | None) -> RequestSettings:
         """The settings in a request's extra arguments; without a word of its own, those of the server."""
         wanted = RequestSettings.of(extras)
-        is_off = self._switch.is_off or (self.default == "off" and (extras or {}).get(KEY) is None)
+        is_off = is_switched_off() or (self.default == "off" and (extras or {}).get(KEY) is None)
         return RequestSettings(off=True) if is_off else wanted
 
     def admit(

@@ -136,6 +136,7 @@ class Watch:
                 found = self._found = _Found(pipeline, self._suspect, found)
             return found.conditions()
 
+
 def watch_of(pipeline: Any) -> Watch:
     """The one watch that all who ask share, as long as the pipeline lives."""
     with _lock:

@@ -35,7 +35,7 @@ from omnireuse_engines.comfyui.wrappers import (
     refuse_other_caches,
     wrapped,
 )
-from omnireuse_engines.host import SWITCH, Switch
+from omnireuse_engines.host import SWITCH, is_switched_off
 from omnireuse_engines.settings import KEY
 
 __all__ = ["Reuse", "attach", "reuse_of"]
@@ -71,7 +71,7 @@ class Reuse:
         self._tuner = SamplerTuner(plan) if is_tuned else None
         self._parts = Parts()
         self._item_now, self._item = item, item()
-        self._call_sigmas, self._switch = CallSigmas(), Switch()
+        self._call_sigmas = CallSigmas()
         self._numbers = count(1)
         self._said: set[str] = set()
         self._begin_item()
@@ -112,7 +112,7 @@ class Reuse:
         def proceed() -> Any:
             return executor(noise, latent_image, sampler, sigmas, *rest, **named)
 
-        strategy = None if self._switch.is_off else self._strategy
+        strategy = None if is_switched_off() else self._strategy
         if strategy is None:
             self._full_steps = max(len(sigmas) - 1, 0)
             return proceed()
