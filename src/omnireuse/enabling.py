@@ -18,7 +18,7 @@ from omnireuse.arguments.choices import (
     StrategyOptions,
 )
 from omnireuse.arguments.targets import strategy_for, strategy_of
-from omnireuse.arguments.tune import check_tune, why_untuned
+from omnireuse.arguments.tune import TuneOptions, check_tune, why_untuned
 from omnireuse.base.validation import kind_error
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, forward_group
@@ -52,7 +52,7 @@ def enable(
     profile: Profile | str | os.PathLike[str] | None = None,
     region: WholeRegion | None = None,
     group: dist.ProcessGroup | None = None,
-    tune: bool | int | None = None,
+    tune: bool | int | TuneOptions | None = None,
     audit: float = 0.0,
     references: bool | Literal["host"] | References | None = None,
 ) -> Handle: ...
@@ -98,7 +98,7 @@ def enable(
     forecaster: Forecaster | ForecasterName | None = None,
     region: Region | None = None,
     group: dist.ProcessGroup | None = None,
-    tune: bool | int | None = None,
+    tune: bool | int | TuneOptions | None = None,
     audit: float = 0.0,
     references: bool | Literal["host"] | References | None = None,
     **options: Any,
@@ -136,9 +136,10 @@ def enable(
             default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
             parallel first; none if every rank runs its own model.
         tune: measure the first pictures of each kind, which are computed in full, and go on with the plan that leaves
-            the least error in them: True, False, or how many pictures at most (3 by default; a quality or a tolerance
-            takes 6 at least, which fewer cannot judge). It goes with the default and the targets. Plans are kept on
-            disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
+            the least error in them: True, False, how many pictures at most (3 by default; a quality or a tolerance
+            takes 6 at least, which fewer cannot judge), or `TuneOptions`. Trial runs follow these pictures and a few
+            more full ones; with them no picture takes more than about twice its usual time. It goes with the default
+            and the targets. Plans are kept on disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
         audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
             `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
         references: of editing models: True computes the references' tokens at the first computed call and at every
@@ -214,9 +215,10 @@ def _tuner(
     from omnireuse.tuning.store import Store
     from omnireuse.tuning.tuner import Tuner
 
-    command, pictures = "omnireuse.enable(pipe)", check_tune(tune)
-    registry = PlanRegistry(pictures=pictures, store=Store(), command=command, agreement=agreement)
-    return partial(Tuner, target=target, registry=registry, references=references)
+    command, options = "omnireuse.enable(pipe)", check_tune(tune)
+    assert options is not None, "pictures are measured"
+    registry = PlanRegistry(pictures=options.pictures, store=Store(), command=command, agreement=agreement)
+    return partial(Tuner, target=target, registry=registry, references=references, heartbeat=options.heartbeat)
 
 
 def _auditor(share: float, tolerance: float | None) -> Callable[[Session], Auditor]:

@@ -184,6 +184,12 @@ class Handle:
         """
         self._session.advance(latents)
 
+    def interrupt(self) -> None:
+        """End the trial runs that tuning makes after a picture, at their next step; the call returns its picture. They
+        go on after another one. Without any under way, none follow the pictures that are being made."""
+        if (tuner := self._tuner) is not None:
+            tuner.interrupt()
+
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""
         if (tuner := self._tuner) is not None:

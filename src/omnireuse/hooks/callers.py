@@ -11,7 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ import torch
 
 from omnireuse.hooks.interception import ClassInterception, intercept, intercept_class
 
-__all__ = ["CALLERS", "CallerWatch", "callbacks_aside", "calling", "foreign_caller", "is_called_by"]
+__all__ = ["CALLERS", "CallerWatch", "callbacks_aside", "calling", "foreign_caller", "in_callback", "is_called_by"]
 
 _BASES = (
     ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline"),
@@ -40,6 +40,11 @@ def calling(who: Any) -> Iterator[None]:
         yield
     finally:
         CALLERS.reset(token)
+
+
+def in_callback() -> AbstractContextManager[None]:
+    """Within it, a callback runs: its calls of a pipeline's parts are its own."""
+    return calling(_CALLBACK)
 
 
 def is_called_by(pipeline: Any) -> bool:
@@ -87,7 +92,7 @@ def callbacks_aside(
     """
 
     def called(proceed: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        with calling(_CALLBACK):
+        with in_callback():
             result = proceed(*given, **named)
         after()
         return result

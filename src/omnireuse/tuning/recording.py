@@ -141,6 +141,11 @@ class Recording(Stepper):
             return
         if self.steps and self.steps[-1].latents is None:
             self._note_latents(sample)
+        first = self.steps[0].sample if self.steps else None
+        if first is not None and sample.shape != first.shape:
+            shapes = f"from {tuple(first.shape)} to {tuple(sample.shape)}"
+            self.fail(NotTunableError(f"the latents change their shape at step {len(self.steps)}, {shapes}"))
+            return
         step, self._step = self._step, RecordedStep()
         if not step.calls:
             step.calls.append((self._kind, copied(output)))
