@@ -6,9 +6,9 @@ Counts come from the source by `ast`. The closure of a module is the module with
 imports, directly or not. Imports inside of functions count, since who changes the one has to know the other; those for
 type checkers do not. A circle is a group of files, or of packages, that import one another. Circles of files are also
 counted at the top level of modules alone, there with imports for type checkers. The package's own `__init__`, which
-names everything, is part of none. An edge to another distribution (the laboratory, or vLLM's encoder outputs) is a file
-that imports a module of it, in functions too; an edge of it is a module of the package that it imports. What these of
-vLLM's reach, directly or not, is counted where it is denoising. With ``--check`` a figure above its limit is an error.
+names everything, is part of none. An edge to another distribution (the laboratory, or the engines) is a file that
+imports a module of it, in functions too; an edge of it is a module of the package that it imports. With ``--check`` a
+figure above its limit is an error.
 `scripts/hops.py` counts the files that a reused step passes, for it has to run one.
 """
 
@@ -23,10 +23,8 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 PACKAGE = "omnireuse"
-DISTRIBUTIONS = {"lab": "omnireuse_lab", "vllm": "omnireuse_vllm"}
+DISTRIBUTIONS = {"lab": "omnireuse_lab", "engines": "omnireuse_engines"}
 """By folder of the repository the package of each further distribution."""
-NO_DENOISING = ("base", "cli.options", "core", "engines.host", "errors", "stores")
-"""What the caches of autoregressive engines may reach: the rest of the package denoises, or serves what does."""
 
 
 class Row(NamedTuple):
@@ -54,10 +52,9 @@ ROWS = (
     Row("packages in circles", 0, 0),
     Row("edges to lab", 0, 0),
     Row("edges of lab", 14, 14),
-    Row("edges to vllm", 0, 0),
-    Row("edges of vllm", 13, 13),
-    Row("vllm to denoising", 0, 0),
-    Row("lines of src", 30_300, 20_000),
+    Row("edges to engines", 0, 0),
+    Row("edges of engines", 55, 50),
+    Row("lines of src", 26_000, 20_000),
 )
 
 
@@ -154,24 +151,17 @@ def packages() -> dict[str, set[str]]:
     return found
 
 
-def _is_in(name: str, rooms: Iterable[str]) -> bool:
-    return any(f"{name}.".startswith(f"{PACKAGE}.{room}.") for room in rooms)
-
-
 def figures() -> dict[str, int]:
     """Each figure by its name."""
     found = {}
     for name, module in CLOSURES.items():
         reached = closure(module)
         found[f"{name}, files"], found[f"{name}, lines"] = len(reached), sum(map(lines_of, reached))
-    taken = {}
     for folder, package in DISTRIBUTIONS.items():
-        taken[folder] = {module for _, module in edges(SOURCE.parent / folder / "src", PACKAGE)}
-        found[f"edges to {folder}"], found[f"edges of {folder}"] = len(edges(SOURCE, package)), len(taken[folder])
-    reached = set().union(*(closure(module) for module in taken["vllm"] - {PACKAGE}))
+        taken = {module for _, module in edges(SOURCE.parent / folder / "src", PACKAGE)}
+        found[f"edges to {folder}"], found[f"edges of {folder}"] = len(edges(SOURCE, package)), len(taken)
     return {
         **found,
-        "vllm to denoising": len([each for each in reached if not _is_in(each, NO_DENOISING)]),
         "circles, top level": len(circles({name: imports(name, at_top=True) for name in modules()})),
         "circles of files": len(circles({name: imports(name) for name in modules()})),
         "packages in circles": sum(map(len, circles(packages()))),
