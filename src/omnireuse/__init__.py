@@ -9,7 +9,7 @@ Three calls are all that is needed::
     print(handle.summary())  # what was computed, what was reused, and why
     handle.disable()  # the pipeline is as it was before
 
-The first pictures (four to six) are computed in full, and three of them
+The first five or six pictures are computed in full, and three of them are
 measured; the plan that suits the pipeline best serves all later ones. `omnireuse.tune` measures
 ahead of time, and `omnireuse.calibrate` finds plans for many budgets and
 promises their quality::

@@ -222,7 +222,7 @@ class Entry:
             replay: from which the host makes the call again.
 
         Returns:
-            Whether trial runs follow it. The first call of all takes its usual time.
+            Whether trial runs follow it. The first call takes its usual time, unless it shows all that is wanted.
         """
         shared = self.shared
         self.finish()
@@ -230,7 +230,7 @@ class Entry:
         if (failure := shared.agreement.of_any(failure)) is not None:
             self.failed(failure)
             return False
-        return self.tuning.state == "measuring" and len(self.products) > 1
+        return self.tuning.state == "measuring" and (len(self.products) > 1 or self.is_whole)
 
     def _keep(self, call: MeasuredCall) -> None:
         shared = self.shared
