@@ -42,11 +42,11 @@ CLOSURES = {
 }
 ROWS = (
     Row("enable, files", 110, 75),
-    Row("enable, lines", 18_620, 10_000),
+    Row("enable, lines", 18_650, 10_000),
     Row("Generation, files", 18, 20),
-    Row("Generation, lines", 3_020, 2_800),
+    Row("Generation, lines", 3_040, 2_800),
     Row("Session, files", 31, 35),
-    Row("Session, lines", 6_250, 5_500),
+    Row("Session, lines", 6_305, 5_500),
     Row("circles, top level", 0, 0),
     Row("circles of files", 0, 0),
     Row("packages in circles", 0, 0),
@@ -54,7 +54,7 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 55, 50),
-    Row("lines of src", 26_000, 20_000),
+    Row("lines of src", 26_295, 20_000),
 )
 
 

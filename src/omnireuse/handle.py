@@ -138,11 +138,11 @@ class Handle:
             if isinstance(event, Decision):
                 observer(event)
 
-        session = self._session
-        session.hooks = (*session.hooks, hook)
+        hooks = self._session.hooks
+        hooks.all = (*hooks.all, hook)
 
         def unsubscribe() -> None:
-            session.hooks = tuple(each for each in session.hooks if each is not hook)
+            hooks.all = tuple(each for each in hooks.all if each is not hook)
 
         return unsubscribe
 

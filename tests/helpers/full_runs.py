@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from omnireuse.handle import Handle
-from omnireuse.hooks.regions.step import StepRegion
+from omnireuse.hooks.live import StepRegion
 from omnireuse.planning.fit import WeightFit
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL, Recording

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from omnireuse.errors import ConfigError
 from omnireuse.loop.strategy import Strategy
-from omnireuse_engines.settings import RequestPlan
+from omnireuse.tuning.loops import RequestPlan
 
 __all__ = ["RankSizes", "deciding_group", "has_ranks", "measures", "refuse_undecidable"]
 

@@ -20,8 +20,9 @@ from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 from omnireuse.summary.summary import Promise
 from omnireuse.summary.tuning import Tuning
+from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse_engines.host import warn_once
-from omnireuse_engines.settings import KEY, OFF, RequestPlan
+from omnireuse_engines.settings import KEY
 
 __all__ = [
     "METRICS",

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
-import torch.distributed as dist
-
 from omnireuse.arguments.targets import strategy_for
 from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.base.validation import is_number
@@ -23,11 +21,11 @@ from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.policies.spread import nearest
 from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import TARGETS, Target
-from omnireuse.summary.summary import Promise
+from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.store import Store
 
-__all__ = ["KEY", "OFF", "RequestPlan", "RequestSettings", "ServerSettings", "options_in"]
+__all__ = ["KEY", "RequestSettings", "ServerSettings", "options_in"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -45,32 +43,6 @@ NEAR = 0.8
 "reuse" 0.71."""
 MOST_PLANS = 256
 """Plans that a server keeps. Requests may ask for more numbers than memory holds."""
-
-
-@dataclass(frozen=True)
-class RequestPlan:
-    """The strategy that one request follows.
-
-    Attributes:
-        strategy: None if the request computes every step.
-        name: for logs and metrics.
-        promise: of its quality, by the profile, if there is one.
-        group: the ranks that decide together; None if each decides alone.
-        entry: what tuning knows of requests like this one (`Entry`); None if they are not tuned.
-        tuned: whether tuning was finished when the request began.
-        measured: records a loop that is measured (`MeasuredLoop`); None if it is not.
-    """
-
-    strategy: Strategy | None
-    name: str
-    promise: Promise | None = None
-    group: dist.ProcessGroup | None = None
-    entry: Any = None
-    tuned: bool = False
-    measured: Any = None
-
-
-OFF = RequestPlan(strategy=None, name="off")
 
 
 @dataclass(frozen=True)

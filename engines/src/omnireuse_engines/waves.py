@@ -31,12 +31,12 @@ from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.planning.solver import next_latents
 from omnireuse.policies.base import Policy
 from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.loops import Loop, LoopShadows, LoopTuner, MeasuredLoop, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import unchanged_random_states
 from omnireuse.tuning.trials import Pausing
-from omnireuse_engines.loops import Loop, LoopShadows, LoopTuner, MeasuredLoop
 from omnireuse_engines.request import RequestReuse, run_start
-from omnireuse_engines.settings import KEY, RequestPlan
+from omnireuse_engines.settings import KEY
 
 __all__ = ["WaveLoop", "WaveTuner", "Waves"]
 

@@ -9,8 +9,8 @@ import folder_paths
 from comfy_execution.utils import get_executing_context
 
 from omnireuse.errors import ConfigError
+from omnireuse.tuning.loops import OFF
 from omnireuse_engines.comfyui import MOST, Span, attach, plan_for, plan_of_profile, reuse_of, step_picture
-from omnireuse_engines.settings import OFF
 
 from .shown import shown
 

@@ -13,7 +13,7 @@ import numpy as np
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, is_compiled_whole
-from omnireuse.hooks.regions.step import StepRegion
+from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Region
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region

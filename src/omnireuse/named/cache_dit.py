@@ -92,21 +92,20 @@ class _CacheDiTRegion(Region):
             contexts[key] = attached.contexts(_options(self._config, run.generation.total))
         took = perf_counter() - started
         result, contexts[key], reused, drift = attached.call(contexts[key], call.compute)
-        if run.generation.emit is not None:
-            run.generation.emit(
-                Decision(
-                    run=run.generation.number,
-                    step=run.generation.index,
-                    total=run.generation.total,
-                    branch=call.branch,
-                    reused=reused,
-                    reason="cache-dit",
-                    sigma=run.generation.level.sigma,
-                    drift=drift,
-                    error=None,
-                    host_seconds=took,
-                )
-            )
+        decision = Decision(
+            run=run.generation.number,
+            step=run.generation.index,
+            total=run.generation.total,
+            branch=call.branch,
+            reused=reused,
+            reason="cache-dit",
+            sigma=run.generation.level.sigma,
+            drift=drift,
+            error=None,
+            host_seconds=took,
+        )
+        for hook in run.generation.hooks.all:
+            hook(decision)
         return result
 
     def undo(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from omnireuse.errors import StateError
-from omnireuse.hooks.regions.step import StepRegion
+from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.loop.events import Audit, FellBack

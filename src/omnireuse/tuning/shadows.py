@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from omnireuse.errors import ConfigError, StateError
-from omnireuse.hooks.regions.step import StepRegion
+from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Chosen, Region, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.loop.stepper import NOTHING, Stepper

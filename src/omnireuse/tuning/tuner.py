@@ -10,8 +10,7 @@ from typing import Any
 import msgspec
 
 from omnireuse.errors import NotTunableError, OmniReuseError
-from omnireuse.hooks.loops import Loop
-from omnireuse.hooks.regions.step import StepRegion
+from omnireuse.hooks.live import Loop, StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.pipelines.call_arguments import Calls

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ COMPUTED = 12
 @pytest.fixture(autouse=True)
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+    monkeypatch.setattr("omnireuse.tuning.entry.PATIENCE", math.inf)  # no test depends on the clock
     tuning_module.registry_in.cache_clear()
     yield
     tuning_module.registry_in.cache_clear()

@@ -11,8 +11,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import Strategy
+from omnireuse.tuning.loops import RequestPlan
 from omnireuse_engines.request import RequestReuse
-from omnireuse_engines.settings import RequestPlan
 from omnireuse_engines.sglang.loop import StageLoop, predicted_noise
 
 STEPS = 6

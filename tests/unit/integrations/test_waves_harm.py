@@ -15,7 +15,8 @@ import torch
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.loop.generation import Generation
 from omnireuse.noise.schedulers import noise_levels
-from omnireuse_engines.settings import KEY, RequestPlan, RequestSettings
+from omnireuse.tuning.loops import RequestPlan
+from omnireuse_engines.settings import KEY, RequestSettings
 from omnireuse_engines.vllm_omni.admission import Admission, OmniSettings
 from tests.helpers.absurd import absurd
 from tests.helpers.waves import PLANS, Engine, State, break_for, request

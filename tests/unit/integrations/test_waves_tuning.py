@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,11 +19,11 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from omnireuse import Profile, Strategy
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.loops import LoopTuner, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.store import Store
-from omnireuse_engines.loops import LoopTuner
 from omnireuse_engines.request import RequestReuse
-from omnireuse_engines.settings import KEY, RequestPlan
+from omnireuse_engines.settings import KEY
 from omnireuse_engines.vllm_omni.calls import RequestLoop
 from omnireuse_engines.waves import WaveTuner
 from tests.helpers.waves import Engine, State, request
@@ -35,6 +36,7 @@ UNTUNED = RequestPlan(Strategy.default(), "default")
 def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The folder of tuned plans."""
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("omnireuse.tuning.entry.PATIENCE", math.inf)  # no test depends on the clock
     return tmp_path
 
 

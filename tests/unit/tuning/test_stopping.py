@@ -18,7 +18,7 @@ from omnireuse import TuneOptions
 from omnireuse.errors import ConfigError, WrongTypeError
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
-from tests.helpers.tiny import sd as tiny_sd
+from tests.helpers.tiny import stable_diffusion as tiny_sd
 
 STEPS = 16
 Callback = Callable[[Any, int, Any, dict[str, Any]], dict[str, Any]]

@@ -15,8 +15,8 @@ from omnireuse.errors import ConfigError
 from omnireuse.loop.strategy import Strategy
 from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import Target
+from omnireuse.tuning.loops import RequestPlan
 from omnireuse_engines.comfyui.noise import NEAR
-from omnireuse_engines.settings import RequestPlan
 
 __all__ = ["MOST", "Span", "plan_for", "plan_of_profile", "step_picture"]
 

@@ -18,6 +18,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.profiles.guidance import DEFAULT_PLAN
 from omnireuse.summary.counters import Counts
 from omnireuse.summary.summary import Summary
+from omnireuse.tuning.loops import RequestPlan
 from omnireuse_engines.comfyui.calls import SamplerCall, sampler_name
 from omnireuse_engines.comfyui.nodes import Span
 from omnireuse_engines.comfyui.parts import Part, Parts
@@ -34,7 +35,7 @@ from omnireuse_engines.comfyui.wrappers import (
     refuse_other_caches,
     wrapped,
 )
-from omnireuse_engines.settings import KEY, RequestPlan
+from omnireuse_engines.settings import KEY
 
 __all__ = ["Reuse", "attach", "reuse_of"]
 

@@ -22,6 +22,7 @@ from omnireuse.policies import ErrorControl
 from omnireuse.profiles.conditions import Conditions
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.loops import Loop, LoopTuner, MeasuredLoop, RequestPlan
 from omnireuse.tuning.recording import FULL
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.store import Store, folder
@@ -30,8 +31,6 @@ from omnireuse_engines.comfyui.calls import SamplerCall, conditions_of, content_
 from omnireuse_engines.comfyui.noise import RunNoise
 from omnireuse_engines.comfyui.solver import Response, measured_response
 from omnireuse_engines.comfyui.wrappers import PARTS, PREDICT, SAMPLER, Wrappers, with_wrappers
-from omnireuse_engines.loops import Loop, LoopTuner, MeasuredLoop
-from omnireuse_engines.settings import RequestPlan
 
 __all__ = ["Measurement", "SamplerTuner", "registry_in"]
 

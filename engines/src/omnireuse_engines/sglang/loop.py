@@ -15,8 +15,8 @@ from omnireuse.hooks.run import RunStart
 from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.loops import Loop
 from omnireuse.tuning.trials import Pausing
-from omnireuse_engines.loops import Loop
 from omnireuse_engines.request import RequestReuse, run_start
 from omnireuse_engines.settings import KEY
 

@@ -14,11 +14,11 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 
 from omnireuse.errors import ConfigError
+from omnireuse.tuning.loops import LoopTuner, RequestPlan
 from omnireuse_engines.host import check_host, warn_once
-from omnireuse_engines.loops import LoopTuner
 from omnireuse_engines.ranks import has_ranks, measures
 from omnireuse_engines.request import STRATEGY, RequestReuse, count_request
-from omnireuse_engines.settings import KEY, RequestPlan, RequestSettings, ServerSettings, options_in
+from omnireuse_engines.settings import KEY, RequestSettings, ServerSettings, options_in
 from omnireuse_engines.sglang.loop import StageLoop
 from omnireuse_engines.whole import WholeRequests
 

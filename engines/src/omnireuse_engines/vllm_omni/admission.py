@@ -14,8 +14,9 @@ from typing import Any
 import torch.distributed as dist
 
 from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse.tuning.loops import RequestPlan
 from omnireuse_engines.ranks import RankSizes, deciding_group, has_ranks, refuse_undecidable
-from omnireuse_engines.settings import KEY, RequestPlan, ServerSettings
+from omnireuse_engines.settings import KEY, ServerSettings
 
 __all__ = [
     "SAFE",

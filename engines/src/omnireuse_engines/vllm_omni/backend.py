@@ -13,9 +13,10 @@ from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, insta
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.prompts.cache import PromptCacheOptions
 from omnireuse.stores.redis import RedisTier
+from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse_engines.ranks import has_ranks
 from omnireuse_engines.request import PROMPTS, figures_of
-from omnireuse_engines.settings import KEY, OFF, RequestPlan, RequestSettings
+from omnireuse_engines.settings import KEY, RequestSettings
 from omnireuse_engines.vllm_omni.admission import (
     PLACE,
     OmniSettings,

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
 from omnireuse.errors import OmniReuseError
 from omnireuse.hooks.run import RunStart
@@ -20,6 +21,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.fit import WeightFit
 from omnireuse.policies import Steps
 from omnireuse.policies.base import Policy
+from omnireuse.summary.summary import Promise
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.recording import Recording
@@ -27,11 +29,36 @@ from omnireuse.tuning.replay import unchanged_random_states
 from omnireuse.tuning.shadows import Beside, Led
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow
 from omnireuse.tuning.tuner import HostTuner
-from omnireuse_engines.settings import RequestPlan
 
-__all__ = ["Loop", "LoopShadows", "LoopTuner", "MeasuredLoop"]
+__all__ = ["OFF", "Loop", "LoopShadows", "LoopTuner", "MeasuredLoop", "RequestPlan"]
 
 logger = logging.getLogger("omnireuse")
+
+
+@dataclass(frozen=True)
+class RequestPlan:
+    """The strategy that one request, or one loop, follows.
+
+    Attributes:
+        strategy: None if the request computes every step.
+        name: for logs and metrics.
+        promise: of its quality, by the profile, if there is one.
+        group: the ranks that decide together; None if each decides alone.
+        entry: what tuning knows of requests like this one (`Entry`); None if they are not tuned.
+        tuned: whether tuning was finished when the request began.
+        measured: records a loop that is measured (`MeasuredLoop`); None if it is not.
+    """
+
+    strategy: Strategy | None
+    name: str
+    promise: Promise | None = None
+    group: dist.ProcessGroup | None = None
+    entry: Any = None
+    tuned: bool = False
+    measured: Any = None
+
+
+OFF = RequestPlan(strategy=None, name="off")
 
 
 class Loop(ABC):
