@@ -8,14 +8,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.enabling import enable
+from omnireuse.front import enable
 from omnireuse.handle import Handle
 from omnireuse.hooks.interception import Interception, intercept
 from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.events import RequestBegan
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.tuning.tuner import Tuner
-from omnireuse_engines.request import figures_of, tuning_figures
+from omnireuse_engines.request import figures_of, tuning_figures, work_figures
 from omnireuse_engines.settings import RequestSettings, ServerSettings
 
 __all__ = ["WholeRequests"]
@@ -66,8 +66,9 @@ class WholeRequests:
             self._session = session_of(pipeline)
             assert self._session is not None, "reuse was enabled"
             if self._tuner is not None and not wanted.target:
-                self._session.tuner.close()
-                self._tuner.serve(self._session)
+                if (unused := self._handle.detach(Tuner)) is not None:
+                    unused.close()
+                self._handle.attach(self._tuner)
                 self._tuner = None
             if self._calls is not None:
                 self._taken = self._taken_by(self._session, self._calls)
@@ -90,10 +91,16 @@ class WholeRequests:
             self._taken.undo()
             self._taken = None
         if self._handle is not None and self._session is not None:
-            tuner, self._session.tuner = self._session.tuner, None
-            self._tuner = self._tuner if tuner is None else tuner
+            self._tuner = self._handle.detach(Tuner) or self._tuner
             self._handle.disable()
             self._handle = self._session = None
+
+    def forget(self) -> None:
+        """Leave the pipeline as it was, and drop what was measured of it: it has other weights."""
+        self.end()
+        if self._tuner is not None:
+            self._tuner.close()
+            self._tuner = None
 
     def figures(self) -> dict[str, Any]:
         """The figures for the last request's response; empty if it asked for no reuse."""
@@ -111,10 +118,10 @@ class WholeRequests:
     def _tuning(self) -> dict[str, float]:
         """Whether a tuned plan served the last request, and the number of measured pictures. Logs news."""
         assert self._handle is not None, "a request was served"
-        tuning = self._handle.tuning
+        tuning, work = self._handle.tuning, work_figures(None if self._session is None else self._session.tuner)
         if str(tuning) != self._said and not self._active.target:
             self._said = str(tuning)
             logger.info("omnireuse: %s", tuning)
         if tuning.state == "off":
-            return {}
-        return tuning_figures(tuning.state == "ready", tuning)
+            return work
+        return tuning_figures(tuning.state == "ready", tuning) | work

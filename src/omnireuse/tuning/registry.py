@@ -117,6 +117,12 @@ class PlanRegistry(Shared):
             entry.release()
             self.entries = {key: each for key, each in self.entries.items() if each is not entry}
 
+    def forget(self) -> None:
+        """Close, and find each entry anew."""
+        with self.lock:
+            self.close()
+            self.entries.clear()
+
     def _new(self, key: tuple[str, int], configuration: Configuration, budget: Budget) -> Entry:
         tuning = Tuning(
             state="measuring",

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from omnireuse.errors import NotTunableError, OmniReuseError
+from omnireuse.hooks.extension import Tunes
 from omnireuse.hooks.live import Loop, StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
@@ -48,12 +49,19 @@ class HostTuner:
         self._elsewhere = Tuning(state="measuring", wanted=registry.pictures, reason="no run has begun yet")
         """The state of tuning if the latest run has no entry."""
         self._said: set[str] = set()
+        self._told = 0.0
 
     @property
     def tuning(self) -> Tuning:
         """The state of tuning for the configuration of the latest run."""
         with self._registry.lock:
             return self._elsewhere if self._latest is None else self._latest.tuning
+
+    def new_work(self) -> float:
+        """The work of tuning since this was last asked for, in full runs of one call (`Tuning.runs`)."""
+        with self._registry.lock:
+            before, self._told = self._told, sum(each.tuning.runs for each in self._registry.entries.values())
+        return max(self._told - before, 0.0)
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         """Log a line once."""
@@ -108,44 +116,39 @@ class _Attempt:
                 raise self.unlike
 
 
-class Tuner(HostTuner):
+class Tuner(HostTuner, Tunes):
     """Measures the first pictures of each configuration, and uses the best plan for the others.
 
     Calls of one pipeline in several threads measure one at a time; the others compute every step meanwhile.
 
     Args:
-        session: at work on the pipeline under the untuned default, in region "step" with a schedule.
-        target: of the strategy; the untuned default of a quality computes every step.
+        target: of the untuned default, which is in region "step" with a schedule; that of a quality computes every
+            step.
         registry: of the configurations.
-        references: of an editing pipeline, whose lean calls are tried, too.
         heartbeat: whether the callback of a call is called during the trial runs after it.
 
     Attributes:
         calls: reads the arguments of the pipeline's calls.
+        references: of an editing pipeline, whose lean calls are tried, too; None for full ones.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        target: Target,
-        registry: PlanRegistry,
-        references: ReferenceAxis | None = None,
-        *,
-        heartbeat: bool = True,
-    ) -> None:
+    def __init__(self, target: Target, registry: PlanRegistry, *, heartbeat: bool = True) -> None:
         super().__init__(registry, computes_all=target.quality is not None)
-        self._target, self._references, self.calls = target, references, Calls()
+        self._target, self.calls = target, Calls()
         self._beats, self._stops = heartbeat, 0
         self._changing: dict[str, str] = {}
         """What the callbacks that change a run have changed in their latest call, by their names."""
         self._own_work, self._lock, self._is_closed = registry.own_work, registry.lock, False
-        self.serve(session)
+        self.references: ReferenceAxis | None = None
 
-    def serve(self, session: Session) -> None:
-        """Go on with another session on the same pipeline."""
+    def attach(self, session: Session) -> None:
+        """Begin, or go on with another session on the same pipeline."""
         session.tuner, self._session, self._own_work.emit = self, session, session.emit
         session.surround(self.around)
         session.chooser = self._untuned
+
+    def summarize(self, fields: dict[str, Any]) -> None:
+        fields["tuning"] = self.tuning
 
     @property
     def profile(self) -> Profile | None:
@@ -208,7 +211,7 @@ class Tuner(HostTuner):
                 agreement=self._registry.agreement,
                 computed=attempt.bar.computed,
             )
-            self._made(attempt, SessionShadows(self._session, proceed, self._references, pulse))
+            self._made(attempt, SessionShadows(self._session, proceed, self.references, pulse))
         finally:
             attempt.bar.close()
             if attempt.is_held and attempt.entry is not None:
@@ -239,7 +242,7 @@ class Tuner(HostTuner):
         def configuration() -> Configuration:
             if attempt.failure is not None:
                 raise attempt.failure
-            has_references = self._references is not None and attempt.arguments.get("image") is not None
+            has_references = self.references is not None and attempt.arguments.get("image") is not None
             tried = {REFERENCES: "tried"} if has_references else {}
             return Configuration.of(self._session.pipeline, start, {**attempt.arguments, **tried})
 
@@ -258,7 +261,7 @@ class Tuner(HostTuner):
                 attempt.loop = self._session.loop
                 if entry.tuning.state == "measuring":
                     return self._measured(attempt, entry, start)
-                lean = None if self._references is None else self._references.tuned(entry.full_every)
+                lean = None if self.references is None else self.references.tuned(entry.full_every)
                 return Chosen(strategy=entry.strategy or untuned.strategy, references=lean)
         except OmniReuseError as error:
             if not self._registry.agreement.is_alone:
