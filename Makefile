@@ -33,10 +33,10 @@ coverage: setup ## all tests with branch coverage, which takes longer
 
 lint: setup ## ruff check, ruff format, codespell, import-linter, mypy --strict
 	$(BIN)/ruff check .
-	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs src lab vllm reference bench scripts examples integrations
+	$(BIN)/codespell README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md docs src lab engines reference bench scripts examples integrations
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports --no-cache
-	$(BIN)/mypy --strict src lab/src vllm/src reference
+	$(BIN)/mypy --strict src lab/src engines/src reference
 
 docs: setup $(VENV)/.stamp-docs ## the site in out/site, warnings are errors; runs the notebooks
 	PYTHONPATH=. OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 NO_MKDOCS_2_WARNING=1 PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/mkdocs build --strict
@@ -56,8 +56,8 @@ $(VENV)/.stamp-torch: constraints.txt
 	$(BIN)/pip install --quiet -c constraints.txt "$$(grep '^torch==' constraints.txt)"
 	touch $@
 
-$(VENV)/.stamp-project: $(VENV)/.stamp-torch pyproject.toml lab/pyproject.toml vllm/pyproject.toml
-	$(BIN)/pip install --quiet -c constraints.txt -e '.[metrics,redis,cache-dit]' -e lab -e ./vllm --group dev
+$(VENV)/.stamp-project: $(VENV)/.stamp-torch pyproject.toml lab/pyproject.toml engines/pyproject.toml
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[metrics,redis,cache-dit]' -e lab -e ./engines --group dev
 	touch $@
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-project

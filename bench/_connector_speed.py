@@ -43,7 +43,7 @@ class Instance:
     def __init__(self, name: str, extra: dict[str, Any]) -> None:
         transfer = ECTransferConfig(
             ec_connector=name, ec_role="ec_both", ec_connector_extra_config=extra,
-            ec_connector_module_path="omnireuse_vllm",
+            ec_connector_module_path="omnireuse_engines.vllm",
         )  # fmt: skip
         config = SimpleNamespace(
             ec_transfer_config=transfer, device_config=SimpleNamespace(device_type="cpu"),

@@ -17,8 +17,8 @@ from itertools import accumulate
 from typing import Any
 
 from omnireuse.core.encoder_cache_manager import EncoderCacheManager
-from omnireuse_vllm import EncoderKey, Outcome, SharedEncoderCacheManager
-from omnireuse_vllm.vllm_manager import VllmEncoderCacheManager
+from omnireuse_engines.vllm import EncoderKey, Outcome, SharedEncoderCacheManager
+from omnireuse_engines.vllm.vllm_manager import VllmEncoderCacheManager
 
 try:
     from vllm.v1.core.encoder_cache_manager import EncoderCacheManager as VllmOwn

@@ -26,9 +26,9 @@ from rich.console import Console
 from rich.progress import track
 
 from bench._common import new_parser, new_table, write_record
-from omnireuse.engines.comfyui import attach, plan_for
 from omnireuse.errors import StateError
 from omnireuse.pipelines.pictures import capped_psnr
+from omnireuse_engines.comfyui import attach, plan_for
 from omnireuse_lab.record import environment
 from reference.case import IMAGES
 

@@ -29,12 +29,12 @@ import omnireuse
 from bench._common import new_parser, new_table, write_record
 from bench._manager_speed import VLLM
 from omnireuse.errors import ConfigError
-from omnireuse_vllm.replay.command import bound_in_words, scores_tables
-from omnireuse_vllm.replay.generate import KINDS, make_trace
-from omnireuse_vllm.replay.run import BOUND, replay
+from omnireuse_engines.vllm.replay.command import bound_in_words, scores_tables
+from omnireuse_engines.vllm.replay.generate import KINDS, make_trace
+from omnireuse_engines.vllm.replay.run import BOUND, replay
 
 TOP = Path(__file__).parents[1]
-SOURCES = os.pathsep.join([str(TOP / "src"), str(TOP / "vllm" / "src")])
+SOURCES = os.pathsep.join([str(TOP / "src"), str(TOP / "engines" / "src")])
 DEFAULT_VENV = Path(os.environ.get("TMPDIR", tempfile.gettempdir())) / "omnireuse-vllm-venv"
 
 

@@ -18,9 +18,9 @@ from rich.progress import Progress
 
 import omnireuse
 from bench._common import new_parser, new_table, write_record
-from omnireuse_vllm.engine import Engine, EngineConfig, Result, TinyOmniModel
-from omnireuse_vllm.engine.request import largest_difference
-from omnireuse_vllm.engine.trace import random_trace, serve
+from omnireuse_engines.vllm.engine import Engine, EngineConfig, Result, TinyOmniModel
+from omnireuse_engines.vllm.engine.request import largest_difference
+from omnireuse_engines.vllm.engine.trace import random_trace, serve
 
 OFF = "caches off"
 RUNS: dict[str, dict[str, bool]] = {

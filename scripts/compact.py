@@ -19,7 +19,7 @@ from PIL import Image
 TOP = Path(__file__).resolve().parents[1]
 RESULTS, IMAGES = TOP / "bench" / "results", TOP / "docs" / "images"
 #: Pictures of IMAGES that compare many samples of a model.
-SAMPLES = {"faces", "faces-phone"}
+SAMPLES = {"lead", "lead-phone"}
 MEASURED = {"psnr", "each", "ssim", "speedup", "seconds", "scores"}
 WIDTH = 120
 #: Smaller files stay as they are.

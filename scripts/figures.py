@@ -32,7 +32,7 @@ Each table names the records that it is made of (`bench/results`), with their da
 `python scripts/figures.py` writes this page. What was tried without gain is in `bench/notes`.
 """
 
-_ROOMS, _VLLM = "src/omnireuse/", "vllm/src/omnireuse_vllm/"
+_ROOMS, _VLLM = "src/omnireuse/", "engines/src/omnireuse_engines/vllm/"
 STEPS = tuple(_ROOMS + name for name in ("loop", "policies", "forecasters", "noise", "hooks", "arguments/targets.py"))
 TUNING = tuple(_ROOMS + name for name in ("tuning", "planning", "profiles", "calibration"))
 """Paths that the figures of steps, and those of tuned and calibrated plans, depend on."""
@@ -699,7 +699,7 @@ GROUPS: dict[str, tuple[Table, ...]] = {
             "that keep 32 each, under Ray Serve's default and `PromptAffinityRouter`",
             ("clients at once", "default", "by prompt"),
             _router,
-            ("src/omnireuse/engines",),
+            ("engines/src/omnireuse_engines",),
         ),
         Table(
             "Prefix cache",
@@ -745,7 +745,7 @@ GROUPS: dict[str, tuple[Table, ...]] = {
             "time of the whole request",
             ("engine", "calls", "µs added", "request, ms"),
             _idle,
-            ("src/omnireuse/engines",),
+            ("engines/src/omnireuse_engines",),
         ),
     ),
 }

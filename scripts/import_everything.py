@@ -8,13 +8,13 @@ from importlib.util import find_spec
 
 #: Modules of an engine, and those that draw, with the package that each needs.
 NEEDS = {
-    "omnireuse_vllm.connector": "vllm",
-    "omnireuse_vllm.replay.figure": "matplotlib",
-    "omnireuse_vllm.engine_demo.timeline": "matplotlib",
-    "omnireuse.engines.ray_serve": "ray",
+    "omnireuse_engines.vllm.connector": "vllm",
+    "omnireuse_engines.vllm.replay.figure": "matplotlib",
+    "omnireuse_engines.vllm.engine_demo.timeline": "matplotlib",
+    "omnireuse_engines.ray_serve": "ray",
 }
 
-installed = ["omnireuse", *filter(find_spec, ("omnireuse_lab", "omnireuse_vllm"))]
+installed = ["omnireuse", *filter(find_spec, ("omnireuse_lab", "omnireuse_engines"))]
 packages = [importlib.import_module(name) for name in installed]
 names = [found.name for each in packages for found in pkgutil.walk_packages(each.__path__, f"{each.__name__}.")]
 for name in names:

@@ -15,5 +15,5 @@ fi
 # -c /dev/null: the project's pytest settings name plugins that this venv lacks, and its marks with them.
 # The import first: without Ray Serve the tests would be skipped, and a skip is no failure.
 "$venv/bin/python" -c 'import ray.serve'
-PATH="$venv/bin:$PATH" PYTHONPATH=src:. "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q \
+PATH="$venv/bin:$PATH" PYTHONPATH=src:engines/src:. "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q \
     --noconftest --strict-markers -o 'markers=integration: runs an external service' tests/hosts/ray_serve "$@"

@@ -21,7 +21,7 @@ make test-hosts
 say "build $version"
 rm -rf dist
 .venv/bin/pip install --quiet build
-for each in . lab vllm; do .venv/bin/python -m build --outdir dist "$each"; done
+for each in . lab engines; do .venv/bin/python -m build --outdir dist "$each"; done
 for each in dist/*.whl; do .venv/bin/python scripts/wheel_contents.py "$each"; done
 
 say "the wheels in a clean environment: import, command, demo"

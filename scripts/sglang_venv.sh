@@ -27,7 +27,7 @@ if [ ! -e "$venv/ready" ]; then
     touch "$venv/ready"
 fi
 # Installed and not only on the path: SGLang finds plugins by the entry points of installed packages.
-"${install[@]}" --no-deps --no-build-isolation --editable .
+"${install[@]}" --no-deps --no-build-isolation --editable . --editable ./engines
 
 # -c /dev/null: the project's pytest settings name plugins that this venv lacks, and its marks with them.
 # The import first: without SGLang the tests would be skipped, and a skip is no failure.

@@ -31,7 +31,7 @@ if [ ! -e "$venv/ready" ]; then
     touch "$venv/ready"
 fi
 # Installed and not only on the path: the engine finds plugins by the entry points of installed packages.
-"${install[@]}" --no-deps --no-build-isolation --editable .
+"${install[@]}" --no-deps --no-build-isolation --editable . --editable ./engines
 
 if [ "${1:-}" = serve ]; then
     shift

@@ -27,6 +27,6 @@ fi
 # -c /dev/null: the project's pytest settings name plugins that this venv lacks, and its marks with them.
 # The import first: without vLLM the tests would be skipped, and a skip is no failure.
 "$venv/bin/python" -c 'import vllm.v1.core.sched.scheduler'
-PYTHONPATH=src:vllm/src "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q -s \
+PYTHONPATH=src:engines/src "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q -s \
     --strict-markers -o 'markers=integration: runs an external service' \
     tests/hosts/vllm

@@ -12,10 +12,11 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import Blend, EasyCache, ErrorControl, Spread, Strategy
-from omnireuse.engines.settings import KEY, OFF, RequestPlan
-from omnireuse.engines.waves import Waves
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation
+from omnireuse.tuning.loops import OFF, RequestPlan
+from omnireuse_engines.settings import KEY
+from omnireuse_engines.waves import Waves
 
 __all__ = ["PLANS", "Engine", "State", "break_for", "request"]
 

@@ -49,8 +49,8 @@ def test_a_command_names_the_extra_before_the_work(
         (["compare"], "lab"),
         (["compare", "--help"], "lab"),
         (["demo", "folder", "--steps", "x", "-q"], "lab"),
-        (["replay", "trace.csv", "--capacity", "x"], "vllm"),
-        (["engine-demo"], "vllm"),
+        (["replay", "trace.csv", "--capacity", "x"], "engines"),
+        (["engine-demo"], "engines"),
     ],
 )
 def test_a_command_of_another_distribution_says_how_to_install_it(

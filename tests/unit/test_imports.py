@@ -86,7 +86,7 @@ def test_the_specified_modules_and_names_exist() -> None:
         assert [each for each in module.__all__ if getattr(module, each) is not getattr(package, each)] == []
 
 
-@pytest.mark.parametrize("name", ["omnireuse", "omnireuse_lab", "omnireuse_vllm"])
+@pytest.mark.parametrize("name", ["omnireuse", "omnireuse_lab", "omnireuse_engines.vllm"])
 def test_a_distribution_offers_what_it_lists(name: str) -> None:
     package = import_module(name)
     needs_vllm = {"EncoderOutputConnector"}

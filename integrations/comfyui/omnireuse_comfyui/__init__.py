@@ -5,7 +5,7 @@ from pathlib import Path
 import comfyui_version
 from comfy.patcher_extension import WrappersMP
 
-from omnireuse.engines.comfyui import check_comfyui
+from omnireuse_engines.comfyui import check_comfyui
 
 from .nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 

@@ -1,4 +1,4 @@
-"""The nodes. Each turns its inputs into one call of `omnireuse.engines.comfyui`."""
+"""The nodes. Each turns its inputs into one call of `omnireuse_engines.comfyui`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import folder_paths
 from comfy_execution.utils import get_executing_context
 
-from omnireuse.engines.comfyui import MOST, Span, attach, plan_for, plan_of_profile, reuse_of, step_picture
-from omnireuse.engines.settings import OFF
 from omnireuse.errors import ConfigError
+from omnireuse.tuning.loops import OFF
+from omnireuse_engines.comfyui import MOST, Span, attach, plan_for, plan_of_profile, reuse_of, step_picture
 
 from .shown import shown
 

@@ -10,7 +10,7 @@ __all__ = ["check_extra", "has_extra"]
 
 MODULES = {
     "lab": ("omnireuse_lab",),
-    "vllm": ("omnireuse_vllm",),
+    "engines": ("omnireuse_engines",),
     "cache-dit": ("cache_dit",),
     "redis": ("redis",),
     "metrics": ("prometheus_client",),

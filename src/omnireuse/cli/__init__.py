@@ -18,10 +18,10 @@ COMMANDS: Registry[Callable[..., int]] = Registry(
 ELSEWHERE = {
     "compare": ("lab", "Compare this library, other caches and plain fewer steps with the full run of a pipeline."),
     "demo": ("lab", "Draw one prompt in full, with reuse, and with as few plain steps."),
-    "replay": ("vllm", "Replay a trace of accesses through the shared encoder cache."),
-    "engine-demo": ("vllm", "Serve conversations over images in a small engine, with the engine caches off and on."),
+    "replay": ("engines", "Replay a trace of accesses through the shared encoder cache."),
+    "engine-demo": ("engines", "Serve conversations over images in a small engine, with the engine caches off and on."),
 }
-"""The commands of omnireuse-lab and omnireuse-vllm: the extra that installs each, and what the help says without it."""
+"""The commands of other distributions: the extra that installs each, and what the help says without it."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:

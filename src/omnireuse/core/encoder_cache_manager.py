@@ -1,6 +1,6 @@
 """Decide which multimodal encoder outputs stay, counted in encoder tokens. The model runner keeps the tensors.
 
-An entry belongs to one request; the distribution omnireuse-vllm shares entries between requests.
+An entry belongs to one request; the distribution omnireuse-engines shares entries between requests.
 """
 
 from __future__ import annotations

@@ -188,10 +188,6 @@ class PolynomialMemory(Memory):
         """The known values, oldest first."""
         return [value for _, value in self._nodes]
 
-    def weights(self, coordinate: float) -> list[float]:
-        """The weight of each known value in the forecast, oldest first."""
-        return [1.0] if len(self._nodes) == 1 else self._weights([node for node, _ in self._nodes], coordinate)
-
     def heading(self, value: torch.Tensor) -> torch.Tensor:
         if len(self._nodes) < 2:
             return super().heading(value)
@@ -206,8 +202,9 @@ class PolynomialMemory(Memory):
 
     def predict(self, coordinate: float) -> torch.Tensor:
         if len(self._nodes) == 1:
-            return self.last
-        weights, values = self.weights(coordinate), self.values
+            return self._nodes[-1][1]
+        nodes, values = zip(*self._nodes, strict=True)
+        weights = self._weights(nodes, coordinate)
         return combine([weights[-1], *weights[:-1]], [values[-1], *values[:-1]])
 
 

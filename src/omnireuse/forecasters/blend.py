@@ -111,11 +111,14 @@ class BlendMemory(PolynomialMemory):
         super().observe(coordinate, value)
 
     def predict(self, coordinate: float) -> torch.Tensor:
-        last = self.last
+        at, last = self._nodes[-1]
         if len(self._evidence) < self._fits:
             return last
-        weight = (1 - self._worst() * (self._way(coordinate) / self._over)).clamp_min(0.0)
-        return torch.lerp(last, super().predict(coordinate), _for_rows(weight, last))
+        power = self._exponent
+        way = abs(coordinate - at) if power == 1 else float(abs(coordinate**power - at**power))
+        weight = (1 - reduce(torch.maximum, self._evidence) * (way / self._over)).clamp_min(0.0)
+        weight = weight.to(last.dtype).reshape(-1, *(1,) * (last.ndim - 1))
+        return torch.lerp(last, super().predict(coordinate), weight)
 
     def correct_interval(self, gap: Gap, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
         """Correct the latents for a gap: their path with interpolated values, less that of the forecasts.

@@ -75,7 +75,7 @@ class _Aside(NamedTuple):
 
 @contextmanager
 def callbacks_aside(
-    args: Sequence[Any], kwargs: Mapping[str, Any], after: Callable[[], None] = lambda: None
+    args: Sequence[Any], kwargs: Mapping[str, Any], after: Callable[[], None] | None = None
 ) -> Iterator[_Aside]:
     """The arguments of a pipeline's call, whose callbacks are no part of it while they run.
 
@@ -87,9 +87,13 @@ def callbacks_aside(
     """
 
     def called(proceed: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        with calling(_CALLBACK):
+        token = CALLERS.set((*CALLERS.get(), _CALLBACK))
+        try:
             result = proceed(*given, **named)
-        after()
+        finally:
+            CALLERS.reset(token)
+        if after is not None:
+            after()
         return result
 
     with ExitStack() as stack:

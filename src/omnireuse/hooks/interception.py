@@ -123,7 +123,10 @@ def intercept_class(cls: type, name: str, handler: Handler) -> ClassInterception
 def is_bypassed(owner: Any) -> bool:
     """True if somebody has overwritten the slot of one of the owner's modules, as `module.compile()` does."""
     with _lock:
-        return any(layer.owner is owner for slot in _slots if not slot.is_in_place for layer in slot.layers)
+        for slot in _slots:
+            if vars(slot.module).get(_SLOT) is not slot and any(layer.owner is owner for layer in slot.layers):
+                return True
+    return False
 
 
 def is_optimized(module: torch.nn.Module) -> bool:

@@ -59,8 +59,11 @@ class Parts:
 
     def refresh_others(self, pipeline: Any) -> None:
         """Intercept the pipeline's present other parts, if any is another one or bypassed."""
-        parts = {name: getattr(pipeline, name, None) for name in ("scheduler", *COMPANIONS, *GUIDERS)}
-        if _are_same([*parts.values()], [*self._others.values()]) and not self.are_bypassed:
+        parts, is_same = dict[str, Any](), bool(self._others)
+        for name in ("scheduler", *COMPANIONS, *GUIDERS):
+            parts[name] = getattr(pipeline, name, None)
+            is_same = is_same and parts[name] is self._others[name]
+        if is_same and not is_bypassed(self):
             return
         self._undo(self._on_others)
         self._others, scheduler = parts, parts["scheduler"]

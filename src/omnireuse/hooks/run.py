@@ -14,8 +14,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.hooks.denoisers import adapter_scales, parameters_of
-from omnireuse.hooks.timesteps import NAMES
+from omnireuse.hooks.denoisers import parameters_of
 from omnireuse.loop.branch_state import refuse_gradients
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation, layout_of
@@ -89,6 +88,7 @@ class Run:
         step: the current one, from 0.
         latents: the sample that the scheduler returned last, which the current step starts from.
         calls: denoiser calls of the current step.
+        orders: the same by denoiser.
         branches: the same by denoiser and branch.
         is_stepped: whether somebody ends its steps: the scheduler's `step`, or a user.
         given: arguments of the scheduler's step that is under way, by name.
@@ -102,42 +102,12 @@ class Run:
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
         self.calls = 0
-        self._orders: Counter[int] = Counter()
+        self.orders: Counter[int] = Counter()
         self.branches: Counter[tuple[int, str]] = Counter()
         self.is_stepped = False
         self.magnitudes: list[tuple[int, torch.Tensor]] = []
         self.grids: dict[Hashable, tuple[int, ...] | None] = {}
         self._first_sigma: float | None = None
-
-    def count(self, denoiser: int, name: str | None) -> tuple[int, str]:
-        """Count a denoiser call; return its order among the step's calls of this denoiser, and its branch.
-
-        Args:
-            name: of the branch, by the pipeline or its guider; None takes the order in its place.
-        """
-        order = self._orders[denoiser]
-        name = name or str(order)
-        repeat = self.branches[denoiser, name]
-        self.calls += 1
-        self._orders[denoiser] += 1
-        self.branches[denoiser, name] += 1
-        return order, f"{name}#{repeat + 1}" if repeat else name
-
-    def end_step(self, latents: torch.Tensor | None) -> None:
-        """End the step; the next one starts from `latents`. Cost: one reduction."""
-        if latents is not None and latents.is_floating_point() and latents.numel() and not latents.is_meta:
-            self.magnitudes.append((self.step, torch.linalg.vector_norm(latents.detach(), math.inf)))
-        self.next_step()
-        self.latents, self.is_stepped = latents, True
-
-    def next_step(self) -> None:
-        """The next call belongs to the next step."""
-        self.step += 1
-        if self.generation.index < self.step:  # region "step" has ended it by `use`
-            self.generation.advance()
-        self.latents, self.calls = None, 0
-        self._orders.clear()
-        self.branches.clear()
 
     def is_over(self, ahead: int = 0) -> bool:
         """True if all steps have ended, or will have after so many more. The generation is done with a step before
@@ -173,11 +143,6 @@ class Run:
         values = torch.stack([value.to(device, torch.float32) for _, value in self.magnitudes]).tolist()
         steps = [step for step, _ in self.magnitudes]
         return next((step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)), None)
-
-    def close(self) -> None:
-        """Drop everything that was kept."""
-        self.generation.finish()
-        self.latents = None
 
 
 def previous_sample(result: Any) -> torch.Tensor | None:
@@ -270,7 +235,10 @@ class DenoiserCall:
         denoiser: its place among the pipeline's denoisers.
         branch: its name among the calls of the step.
         order: its number among the step's calls of this denoiser, from 0.
-        controls: scales of the ControlNets that the step has called, by name.
+        arguments: by the names of the forward's parameters, however the call spells them; those given by position
+            first.
+        options: the choices that the call makes beside its inputs, `return_dict` among them: the form of its result.
+        layout: what a reuse needs unchanged.
     """
 
     run: Run
@@ -282,7 +250,9 @@ class DenoiserCall:
     proceed: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    controls: tuple[tuple[str, Any], ...] = ()
+    arguments: Mapping[str, Any]
+    options: Hashable
+    layout: Layout
 
     def ask(
         self, samples: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1
@@ -310,21 +280,6 @@ class DenoiserCall:
         """The denoiser's output for other values of its `arguments`, spelled as in this call."""
         positional = list(self.arguments)[: len(self.args)]
         return self.proceed(*map(arguments.get, positional), **{name: arguments[name] for name in self.kwargs})
-
-    @cached_property
-    def arguments(self) -> Mapping[str, Any]:
-        """The arguments by the names of the forward's parameters, however this call spells them; those given by
-        position first."""
-        names: Sequence[str] = tuple(parameters_of(type(self.module).forward))
-        if len(self.args) > len(names):
-            names = [*names, *(f"argument {place}" for place in range(len(names), len(self.args)))]
-        return {**dict(zip(names, self.args, strict=False)), **self.kwargs}
-
-    @cached_property
-    def options(self) -> Hashable:
-        """The choices that the call makes beside its inputs, `return_dict` among them: the form of its result."""
-        given = {**parameters_of(type(self.module).forward), **self.arguments}
-        return tuple(sorted([(name, value) for name, value in given.items() if isinstance(value, (bool, str))]))
 
     @cached_property
     def configuration(self) -> Hashable:
@@ -355,27 +310,6 @@ class DenoiserCall:
     def batch(self) -> int:
         """Rows of the input; 1 if it has none, or is several tensors."""
         return self.latents[0].shape[0] if len(self.latents) == 1 and self.latents[0].ndim else 1
-
-    @cached_property
-    def layout(self) -> Layout:
-        """The layout that a reuse needs unchanged: all arguments but timesteps (frames and sound may share one), with
-        the scales of adapters, which a callback may change between steps, and those of ControlNets, which begin and end
-        within a run."""
-        scales = adapter_scales(self.module) if "peft_config" in vars(self.module) else None
-        arguments = []
-        for name, value in self.arguments.items():
-            if name in NAMES:
-                continue
-            if isinstance(value, torch.Tensor):
-                arguments.append((name, tuple(value.shape), value.dtype, value.device))
-            elif isinstance(value, (list, tuple)):
-                arguments += [
-                    (f"{name}[{place}]", *layout_of(each)[0])
-                    for place, each in enumerate(value)
-                    if isinstance(each, torch.Tensor)
-                ]
-        arguments.sort()
-        return Layout(tuple(arguments), scales, (), self.denoiser, self.controls)
 
     def watched(self, strategy: Strategy) -> torch.Tensor | None:
         """The signal, as seen from outside; None if there is none."""

@@ -10,8 +10,7 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +18,15 @@ import torch
 
 from omnireuse.base.validation import field_error, is_whole
 from omnireuse.errors import StateError, UnsupportedModelError
-from omnireuse.hooks.callers import CALLERS, CallerWatch, callbacks_aside, calling, foreign_caller, is_called_by
-from omnireuse.hooks.denoisers import check_agreement, model_name, parameters_of, unwrapped
+from omnireuse.hooks.callers import CallerWatch, callbacks_aside, calling, foreign_caller
+from omnireuse.hooks.denoisers import check_agreement, parameters_of, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept
-from omnireuse.hooks.loops import Loop, Loops
-from omnireuse.hooks.parts import GUIDERS, Parts, caches_on, guider_handlers
-from omnireuse.hooks.regions.step import SeveralOutputsError, StepRegion
-from omnireuse.hooks.run import Chooser, Chosen, DenoiserCall, Region, RegionFactory, Run, RunStart, previous_sample
-from omnireuse.hooks.steps import Asked, Begin, StepHint
+from omnireuse.hooks.live import Live, Loop, Loops, SeveralOutputsError, StepRegion, end_step, next_step
+from omnireuse.hooks.parts import GUIDERS, caches_on, guider_handlers
+from omnireuse.hooks.run import Chooser, Chosen, Region, RegionFactory, Run, RunStart
+from omnireuse.hooks.steps import Asked, Begin
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Event, FellBack, Hook, RunEnded, Unlike
+from omnireuse.loop.events import FellBack, Hook, Hooks, RunEnded, Unlike
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 
@@ -42,9 +40,6 @@ logger = logging.getLogger("omnireuse")
 Around = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
 """A function that makes one call of the pipeline by `Session.call`, with something before or after it:
 `around(proceed, args, kwargs)`, where `proceed` is the pipeline's own call."""
-
-MOST_CALLS_A_STEP = 64
-"""Far more than any guidance needs: a step with more calls is one whose end is not known."""
 
 # Reentrant, because a collection of garbage within may end a session.
 _lock = threading.RLock()
@@ -60,7 +55,7 @@ def session_of(pipeline: Any) -> Session | None:
         return next((session for session in _open if session.pipeline is pipeline), None)
 
 
-class Session:
+class Session(Live):
     """One strategy on one pipeline, from construction until `close`, or until the pipeline is gone.
 
     The pipeline is held weakly, and the session by this module as long as the pipeline lives. A pipeline that cannot be
@@ -77,8 +72,6 @@ class Session:
     Attributes:
         strategy: of runs that no chooser chooses another one for.
         chooser: chooses what runs follow whose call has no chooser of its own; None for `strategy`.
-        calls_outside: denoiser calls that belonged to no run and were passed on.
-        hooks: take every event, in order.
         tuner: measures its calls; None if nothing is tuned.
 
     Raises:
@@ -99,16 +92,13 @@ class Session:
         chooser: Chooser | None = None,
         adapts: bool = False,
     ) -> None:
-        self._pipeline = self._hold(pipeline)
-        self._name = type(pipeline).__name__
-        self.hooks: tuple[Hook, ...] = (counts,)
-        self.handle, self._inert, self.strategy, self.calls_outside = handle, inert, strategy, 0
+        super().__init__(self._hold(pipeline), type(pipeline).__name__, Hooks(counts), inert)
+        self.handle, self.strategy = handle, strategy
         self.tuner: Any = None
         self._expected: int | None = None
         """Number of steps of the next run, if no scheduler tells it."""
         self._make_region, self.chooser, self._adapts = make_region, chooser, adapts
-        self._agreement, self._numbers, self._said = agreement or Agreement(), itertools.count(1), set[str]()
-        self._parts, self._loops = Parts(self._handlers), Loops()
+        self._agreement, self._numbers = agreement or Agreement(), itertools.count(1)
         self._region: Region | None = None
         """The region that `_kind` names; None if nothing is intercepted."""
         self._kind = ""
@@ -135,12 +125,6 @@ class Session:
     def pipeline(self) -> Any:
         """The pipeline; None once it is gone."""
         return self._pipeline()
-
-    @property
-    def loop(self) -> Loop:
-        """The loop of this thread's innermost call of the pipeline, or the loop of the user's own."""
-        loops = self._loops
-        return loops.calls[-1] if loops.calls else loops.own
 
     @property
     def final(self) -> torch.Tensor | None:
@@ -209,8 +193,7 @@ class Session:
         run = self.loop.run
         if run is None:
             raise StateError("advance: no run is under way; set the scheduler's timesteps and call the denoiser first")
-        run.end_step(latents)
-        if run.is_over():
+        if end_step(run, latents):
             self._end()
 
     # -- the pipeline's calls
@@ -237,6 +220,7 @@ class Session:
         loop, loops = Loop(chooser, (pipeline, args, kwargs)), self._loops
         loop.steps.announce()
         loops.calls.append(loop)
+        loops.now = loop
         try:
             with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as aside:
                 result = proceed(*aside.args, **aside.kwargs)
@@ -244,6 +228,7 @@ class Session:
         finally:
             self._end()
             loops.calls.remove(loop)
+            loops.now = loops.calls[-1] if loops.calls else loops.own
             loops.final = loop.final
         if not loop.had_run:
             self._inert.no_run(self._name, is_called=self.calls_outside != outside)
@@ -252,7 +237,7 @@ class Session:
     def _called_back(self) -> None:
         """Handle the end of a callback, which may have replaced the scheduler."""
         if self._is_open:
-            self._parts.refresh_others(self.pipeline)
+            self._parts.refresh_others(self._pipeline())
 
     # -- the calls of its parts
 
@@ -277,91 +262,6 @@ class Session:
         self.loop.steps.scheduler = self._parts.scheduler
         return result
 
-    def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        loop = self.loop
-        run = loop.run
-        if run is None or not self._is_caller():
-            return proceed(*args, **kwargs)
-        if not run.calls:
-            if self._parts.have_other_denoisers(self.pipeline):
-                self.emit(FellBack("computing every step"))
-                self._warn(
-                    f"the denoiser of the {self._name} was replaced in mid-run: its other steps are computed, since a "
-                    "forecast must not mix outputs of two models"
-                )
-                self._end()
-                return proceed(*args, **kwargs)
-            # No denoiser call: the pipeline goes on with what the step before has given (Cosmos 1.0).
-            result = proceed(*args, **kwargs)
-            run.latents = previous_sample(result)
-            return result
-        region = run.region
-        try:
-            run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
-            moved = loop.steps.moved_to(run, values.get("timestep"))
-            # The first step was computed, and what it has given belongs to another step.
-            if moved is None or run.step:
-                output = region.scheduler_step(run, values["model_output"], values["sample"])
-                if args:
-                    args = (output, *args[1:])
-                else:
-                    kwargs["model_output"] = output
-            result = proceed(*args, **kwargs)
-        except BaseException:
-            self._end()
-            raise
-        latents = previous_sample(result)
-        if region.stepper is not None:
-            region.stepper.arrived(latents)
-        if loop.call is not None:
-            loop.final = latents
-        if moved is not None:
-            logger.info("the loop goes on at another step than the one after the last: its memory is dropped")
-            self.emit(FellBack("the memory of another step"))
-            run = self._begin(moved, ())
-        run.end_step(latents)
-        if run.is_over():
-            self._end()
-        return result
-
-    def _denoiser_called(self, index: int, module: torch.nn.Module) -> Handler:
-        """The handler of one denoiser's calls."""
-        model, name = unwrapped(module), model_name(module)
-
-        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            loop = self.loop
-            asked = Asked(module, index, loop.context or loop.guided.batch, args, kwargs)
-            run = self._run_of(loop, asked)
-            if run is None:
-                self.calls_outside += 1
-                return proceed(*args, **kwargs)
-            sigma = loop.steps.hint.sigma
-            if sigma is not None and run.generation.level.sample_weight is None:
-                run.sigma_told(float(sigma))
-            order, branch = run.count(index, asked.branch)
-            loop.asked += 1
-            if run.calls > MOST_CALLS_A_STEP:
-                self._end()
-                self._inert.no_step_ended(MOST_CALLS_A_STEP)
-                return proceed(*args, **kwargs)
-            if loop.companions.are_called:
-                proceed = loop.companions.denoise(proceed, args, kwargs)
-            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, loop.companions.scales)
-            try:
-                if torch.is_grad_enabled():
-                    call.refuse_gradients()
-                try:
-                    return run.region.call(call)
-                except SeveralOutputsError as error:
-                    if not self._adapts:
-                        raise
-                    return self._forecast_calls(run, error).call(call)
-            except BaseException:
-                self._end()
-                raise
-
-        return called
-
     def _run_of(self, loop: Loop, asked: Asked) -> Run | None:
         """The run that a denoiser call belongs to; None for a call that belongs to none."""
         if not self._is_caller():
@@ -380,23 +280,6 @@ class Session:
         if isinstance(found, Begin):
             return self._begin(found, () if asked.latents is None else tuple(asked.latents.shape))
         return found
-
-    def _is_caller(self) -> bool:
-        """True if the pipeline's own call runs, or a loop of a user's own."""
-        pipeline, callers = self.pipeline, CALLERS.get()
-        return bool(callers and callers[-1] is pipeline) or is_called_by(pipeline)
-
-    @contextmanager
-    def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
-        loop = self.loop
-        outer = loop.context, loop.steps.hint
-        loop.context = name
-        loop.steps.hint = StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma")))
-        try:
-            with proceed(name, *args, **kwargs) as entered:
-                yield entered
-        finally:
-            loop.context, loop.steps.hint = outer
 
     def _companion_called(self, name: str, module: torch.nn.Module) -> Handler:
         """The handler of the calls of one companion."""
@@ -418,7 +301,7 @@ class Session:
     def _begin(self, begin: Begin, shape: tuple[int, ...]) -> Run:
         loop = self.loop
         if begin.ends_step and loop.run is not None:
-            loop.run.next_step()
+            next_step(loop.run)
         run, loop.run = loop.run, None
         self._drop(loop, run, begin.completes)
         start = RunStart(
@@ -434,7 +317,7 @@ class Session:
         is_shadow = chosen.kind == "shadow"
         generation = self.generation(chosen.strategy, start)
         if not is_shadow:
-            generation.number, generation.emit = next(self._numbers), self.emit
+            generation.number, generation.hooks = next(self._numbers), self.hooks
         region = chosen.region or self._region_for(chosen.strategy)
         loop.had_run, loop.run = True, Run(generation, chosen.kind, region, chosen.references)
         caution = None
@@ -449,17 +332,6 @@ class Session:
         made = Generation(strategy, start.levels, total=start.total, agreement=self._agreement, number=0)
         made.outputs.said, made.samples = self._said, samples
         return made
-
-    def emit(self, event: Event) -> None:
-        """Hand an event to the hooks."""
-        for hook in self.hooks:
-            hook(event)
-
-    def _warn(self, text: str) -> None:
-        """Log a warning, once in so many words."""
-        if text not in self._said:
-            self._said.add(text)
-            logger.warning("%s", text)
 
     def _end(self, *, is_complete: bool = False) -> None:
         """Drop the run of this thread's loop and everything it kept. Idempotent."""
@@ -476,7 +348,8 @@ class Session:
             return
         generation = run.generation
         kept = run.kept_bytes if run.kind == "reuse" else 0
-        run.close()
+        generation.finish()
+        run.latents = None
         if run.kind == "shadow":
             return
         if generation.outputs.fell_back:
@@ -542,7 +415,9 @@ class Session:
         return self._region.for_run()
 
     def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
-        """Go on in region "call". The run has computed its first call, and remembers nothing yet."""
+        """As it says, if that may be. The run has computed its first call, and remembers nothing yet."""
+        if not self._adapts:
+            raise why
         logger.warning("%s: switching to region 'call' for this pipeline", why)
         self.emit(FellBack("region call"))
         strategy = self.strategy = replace(self.strategy, region="call", shared_cfg_decision=True)

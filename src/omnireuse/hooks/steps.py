@@ -92,9 +92,7 @@ class Timetable:
     def __init__(self, timesteps: Any) -> None:
         found = torch.as_tensor(timesteps)
         self._timesteps = found if found.ndim == 1 else found.new_empty(0)
-
-    def __len__(self) -> int:
-        return len(self._timesteps)
+        self.count = len(self._timesteps)
 
     @cached_property
     def values(self) -> list[float]:
@@ -198,7 +196,7 @@ class Steps:
 
     def _first(self, table: Timetable, asked: Asked, taken: object) -> int:
         """The first step of a loop in the pipeline's call, whose scheduler was not told (DDIM is not)."""
-        count = len(table)
+        count = table.count
         if not isinstance(taken, int) or not 0 < taken < count:
             return 0
         now = timestep_of(asked.module, asked.args, asked.kwargs)
@@ -208,7 +206,7 @@ class Steps:
 
     def _first_of_loop(self, table: Timetable, asked: Asked) -> int:
         """The first step of a user's own loop, which may go over a part of the timesteps."""
-        now, count = timestep_of(asked.module, asked.args, asked.kwargs), len(table)
+        now, count = timestep_of(asked.module, asked.args, asked.kwargs), table.count
         if now is None or not count:
             return 0
         # A loop of the last step alone is none: there, a scaled timestep happens to be an unscaled one.
@@ -277,7 +275,7 @@ class Steps:
         previews in callbacks, which are named, so nobody asks for it there.
         """
         index = self._begin + run.step
-        if self._table is None or index >= len(self._table):
+        if self._table is None or index >= self._table.count:
             return False
         table, given = self._table, given_timestep(asked.module, asked.args, asked.kwargs)
         place = table.entry(given)
@@ -305,7 +303,7 @@ class Steps:
         Cost: none in a loop over the scheduler's timesteps; a timestep of another tensor on a device is not read.
         """
         table, index = self._table, self._begin + run.step
-        if table is None or index >= len(table) or table.entry(timestep) == index:
+        if table is None or index >= table.count or table.entry(timestep) == index:
             return None
         value = table.read(timestep)
         if value is None or table.values[index] == value:

@@ -11,7 +11,7 @@ from omnireuse.policies.base import StepView
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Audit", "Choice", "Decision", "Event", "FellBack", "Hook", "RequestBegan", "RunEnded", "Unlike"]
+__all__ = ["Audit", "Choice", "Decision", "Event", "FellBack", "Hook", "Hooks", "RequestBegan", "RunEnded", "Unlike"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -148,3 +148,14 @@ class RequestBegan:
 Event = Decision | RunEnded | FellBack | Unlike | RequestBegan | Audit
 Hook = Callable[[Event], object]
 """Takes events, in the thread of the run that they are of."""
+
+
+class Hooks:
+    """The hooks of a host. One that comes or goes in the middle of a run does so from the next event on.
+
+    Attributes:
+        all: in the order in which they are called; replaced as a whole.
+    """
+
+    def __init__(self, *hooks: Callable[..., object]) -> None:
+        self.all: tuple[Callable[..., object], ...] = hooks

@@ -23,7 +23,7 @@ from omnireuse.errors import StateError
 from omnireuse.forecasters.base import held_bytes
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.branch_state import BranchState
-from omnireuse.loop.events import Choice, Decision
+from omnireuse.loop.events import Choice, Decision, Hooks
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, Parametrization
@@ -87,7 +87,7 @@ class Generation(Stepper):
                 raise field_error("Generation", "at", must, f"{at!r:.60}", do="give the levels of all steps, or total=")
             levels, steps = levels[at:], steps - at
         self.strategy, self.agreement = strategy, agreement or Agreement()
-        self.number, self.emit = number, emit
+        self.number, self.hooks = number, Hooks() if emit is None else Hooks(emit)
         self.total = steps
         """Number of steps; None if it is not known."""
         self.levels = tuple(levels)
@@ -131,10 +131,12 @@ class Generation(Stepper):
             raise StateError(f"step {step} is asked for although step {self.index} is due")
         samples = self.samples if self.samples > 1 and self.strategy.decides_by_sample else None
         watched = () if latents is None else layout_of(latents)
+        if samples is None:
+            self._choices, self.reused_samples = [self.decide(signal=latents, layout=(kind, *watched))], []
+            return not self._choices[0].reuse
         self._choices = self.ask(samples=samples, layout=(kind, *watched), signal=latents)
-        reused = [choice.sample for choice in self._choices if choice.reuse]
-        self.reused_samples = [] if samples is None else reused
-        return len(reused) < len(self._choices)
+        self.reused_samples = [choice.sample for choice in self._choices if choice.reuse]
+        return len(self.reused_samples) < len(self._choices)
 
     def use(
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
@@ -244,12 +246,13 @@ class Generation(Stepper):
             branch=order,
             drift=None if signal is None else state.drift(signal),
             error=state.error,
-            noise=level.noise,
+            noise=None if level.sample_weight is None else level.coordinate,
             noises=self.noises,
             coordinate=self.coordinate,
             order=self.forecaster.order,
         )
-        is_paused = self._is_paused(state)
+        # What a branch remembers is older than its age says if it was not asked at the step before.
+        is_paused = state.step is not None and state.step < self.index - 1
         is_changed = is_paused or (state.layout is not None and layout != state.layout)
         reuse, reason = self._verdict(state, view, leader, is_changed, is_paused)
         return Choice(
@@ -277,18 +280,24 @@ class Generation(Stepper):
             is_wanted = view.index not in schedule
         else:
             is_wanted = policy.wants_reuse(policy.start() if is_changed else state.policy, view)
-        is_last = view.total is not None and view.index >= view.total - 1
-        guards = {
-            "first": view.index == 0,
-            "last": is_last and policy.compute_last and (schedule is None or view.index in schedule),
-            "paused": is_paused,
-            "layout": is_changed,
-            "unprimed": not state.primed,
-            "nonfinite": view.drift is not None and not math.isfinite(view.drift),
-            "longest": longest is not None and state.consecutive >= longest,
-            "noiseless": is_wanted and self.outputs.target in ("x0", "velocity") and not self.level.output_weight,
-        }
-        must = next((reason for reason, holds in guards.items() if holds), None)
+        index, must = view.index, None
+        is_last = view.total is not None and index >= view.total - 1
+        if index == 0:
+            must = "first"
+        elif is_last and policy.compute_last and (schedule is None or index in schedule):
+            must = "last"
+        elif is_paused:
+            must = "paused"
+        elif is_changed:
+            must = "layout"
+        elif not state.primed:
+            must = "unprimed"
+        elif view.drift is not None and not math.isfinite(view.drift):
+            must = "nonfinite"
+        elif longest is not None and state.consecutive >= longest:
+            must = "longest"
+        elif is_wanted and self.outputs.target in ("x0", "velocity") and not self.level.output_weight:
+            must = "noiseless"
         return is_wanted and must is None, must or ("policy" if leader is None else "together")
 
     def predict_outputs(self, choice: Choice, samples: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -300,11 +309,13 @@ class Generation(Stepper):
 
     def forecasts(self, state: BranchState) -> list[torch.Tensor]:
         """The forecast of each value of a branch, in the dtype it was computed in; read-only."""
-        found = [memory.predict(self.coordinate) for memory in state.memories]
-        for forecast, shape in zip(found, state.shapes, strict=True):
+        found = []
+        for memory, shape, dtype in zip(state.memories, state.shapes, state.dtypes, strict=True):
+            forecast = memory.predict(self.coordinate)
             if getattr(forecast, "shape", None) != shape:
                 raise state.shape_error(forecast, shape)
-        return [forecast.to(dtype) for forecast, dtype in zip(found, state.dtypes, strict=True)]
+            found.append(forecast.to(dtype))
+        return found
 
     def observe_outputs(
         self, choice: Choice, outputs: Sequence[torch.Tensor], samples: Sequence[torch.Tensor | None]
@@ -406,17 +417,12 @@ class Generation(Stepper):
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = self._new_state(choice.view.branch)
-        is_other = choice.is_changed and state.layout != choice.layout
-        if is_other:
-            self.change = state.layout, choice.layout
-        if is_other or self._is_paused(state):
+        if choice.is_changed and (state.layout, state.step) != (choice.layout, self.index):
+            if state.layout != choice.layout:
+                self.change = state.layout, choice.layout
             state.forget()
         state.layout, state.step = choice.layout, self.index
         return state
-
-    def _is_paused(self, state: BranchState) -> bool:
-        """True if the branch was not asked at the step before: what it remembers is older than its age says."""
-        return state.step is not None and state.step < self.index - 1
 
     def fall_back(self, on: str, why: str) -> None:
         """Count a fallback of this generation; say why, once for each text."""
@@ -439,24 +445,24 @@ class Generation(Stepper):
             state.signal = choice.signal
         self._done.add((choice.denoiser, choice.branch))
         self._leads.setdefault((choice.denoiser, choice.sample or 0), choice.reuse)
-        if self.emit is None:
+        if not self.hooks.all:
             return
-        self.emit(
-            Decision(
-                run=self.number,
-                step=view.index,
-                total=view.total,
-                branch=choice.branch,
-                sample=choice.sample,
-                reused=choice.reuse,
-                corrected=corrected,
-                reason=choice.reason,
-                sigma=view.sigma,
-                noise=view.noise,
-                drift=view.drift,
-                measured=measured,
-                error=error,
-                heading=None if choice.reuse else state.heading,
-                host_seconds=seconds,
-            )
+        decision = Decision(
+            run=self.number,
+            step=view.index,
+            total=view.total,
+            branch=choice.branch,
+            sample=choice.sample,
+            reused=choice.reuse,
+            corrected=corrected,
+            reason=choice.reason,
+            sigma=view.sigma,
+            noise=view.noise,
+            drift=view.drift,
+            measured=measured,
+            error=error,
+            heading=None if choice.reuse else state.heading,
+            host_seconds=seconds,
         )
+        for hook in self.hooks.all:
+            hook(decision)

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from omnireuse.hooks.denoisers import is_compiled_whole, model_name, unwrapped, wrapped_modules
+from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.regions.call import CallRegion
 from omnireuse.hooks.regions.cuts import Cuts
 from omnireuse.hooks.regions.rows import ENTRIES, Dimension
-from omnireuse.hooks.regions.step import StepRegion
 from omnireuse.hooks.run import Region
 from omnireuse.loop.strategy import Strategy
 

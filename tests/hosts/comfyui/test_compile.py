@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch._dynamo
 
-from omnireuse.engines.comfyui import attach, plan_for, reuse_of
+from omnireuse_engines.comfyui import attach, plan_for, reuse_of
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI

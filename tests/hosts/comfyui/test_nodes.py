@@ -13,9 +13,9 @@ import pytest
 import torch
 from PIL import Image
 
-from omnireuse.engines.comfyui import attach, plan_for, reuse_of
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.loop.generation import Generation
+from omnireuse_engines.comfyui import attach, plan_for, reuse_of
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.engines.comfyui import attach, plan_for, reuse_of
+from omnireuse_engines.comfyui import attach, plan_for, reuse_of
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 from tests.hosts.comfyui.test_nodes import generations
 from tests.hosts.comfyui.test_samplers import relative

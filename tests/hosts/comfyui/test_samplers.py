@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.engines.comfyui import attach, plan_for, reuse_of
+from omnireuse_engines.comfyui import attach, plan_for, reuse_of
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI
@@ -154,7 +154,7 @@ def test_what_a_mask_keeps_stays_exactly(host: ModuleType, model: Any, sampler: 
 
 
 def test_a_profile_for_both_parts_of_guidance_is_followed(host: ModuleType, counted: Any) -> None:
-    from omnireuse.engines.comfyui import plan_of_profile
+    from omnireuse_engines.comfyui import plan_of_profile
 
     model, counter = counted
     path = host.TOP / "models" / "shapes-flux" / "profiles" / "shapes-flux-28-guided.json"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.engines.comfyui import reuse_of
-from omnireuse.engines.comfyui import tuning as tuning_module
-from omnireuse.engines.comfyui.calls import sampler_name
-from omnireuse.engines.comfyui.solver import SCHEDULED, CallSigmas
+from omnireuse_engines.comfyui import reuse_of
+from omnireuse_engines.comfyui import tuning as tuning_module
+from omnireuse_engines.comfyui.calls import sampler_name
+from omnireuse_engines.comfyui.solver import SCHEDULED, CallSigmas
 from tests.hosts.comfyui.conftest import IN_COMFYUI
 
 pytestmark = IN_COMFYUI

@@ -27,8 +27,8 @@ import ray
 from ray import serve
 from ray.serve.config import RequestRouterConfig
 
-from omnireuse.engines.ray_serve import rank
 from omnireuse.errors import ConfigError
+from omnireuse_engines.ray_serve import rank
 
 pytestmark = pytest.mark.integration
 
@@ -40,7 +40,7 @@ def free_port() -> int:
         return port
 
 
-ROUTER = "omnireuse.engines.ray_serve.PromptAffinityRouter"
+ROUTER = "omnireuse_engines.ray_serve.PromptAffinityRouter"
 NUMBERS = itertools.count()
 PORT = free_port()
 PROMPTS = [f"a drawing of {number} foxes" for number in range(24)]

@@ -70,7 +70,7 @@ def test_a_hook_that_was_not_applied_is_named(
 
 
 def test_a_policy_that_measures_is_refused_beside_data_parallelism(start: Callable[..., Any]) -> None:
-    from omnireuse.engines.sglang.hooks import REUSE
+    from omnireuse_engines.sglang.hooks import REUSE
 
     start('{"tolerance": 0.05}')
     with pytest.raises(ValueError, match="one of 2 replicas are no group of their own"):

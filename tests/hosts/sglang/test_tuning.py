@@ -21,7 +21,7 @@ Pictures = dict[tuple[str, int], torch.Tensor]
 @pytest.fixture
 def tuning(native: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A process that has measured nothing, and its folder of plans."""
-    from omnireuse.engines.sglang.hooks import REUSE
+    from omnireuse_engines.sglang.hooks import REUSE
 
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path))
@@ -71,7 +71,7 @@ def test_three_requests_are_measured_and_a_plan_serves_the_fourth(
 
 
 def test_the_next_process_reuses_from_its_first_request_on(native: Server, tuning: Path) -> None:
-    from omnireuse.engines.sglang.hooks import REUSE
+    from omnireuse_engines.sglang.hooks import REUSE
 
     for seed in (1, 2, 3):
         serve(native, seed)

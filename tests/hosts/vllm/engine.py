@@ -26,7 +26,7 @@ ROW = WIDTH * 4  # bytes an embedding
 
 def ec(role: str = "ec_both", **extra: object) -> ECTransferConfig:
     return ECTransferConfig(
-        ec_connector="EncoderOutputConnector", ec_connector_module_path="omnireuse_vllm", ec_role=role,
+        ec_connector="EncoderOutputConnector", ec_connector_module_path="omnireuse_engines.vllm", ec_role=role,
         ec_connector_extra_config=extra,
     )  # fmt: skip
 

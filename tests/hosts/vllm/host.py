@@ -21,7 +21,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.request import Request
 
-OURS = "omnireuse_vllm.VllmEncoderCacheManager"
+OURS = "omnireuse_engines.vllm.VllmEncoderCacheManager"
 BLOCK, CACHE_EMBEDS, STEP_EMBEDS, STEP_TOKENS = 16, 160, 96, 64
 
 

@@ -208,7 +208,7 @@ def test_a_wrong_option_stops_the_server(
 
 
 def test_another_vllm_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("omnireuse.engines.host.version", lambda _: "0.34.1")
+    monkeypatch.setattr("omnireuse_engines.host.version", lambda _: "0.34.1")
     with pytest.raises(ConfigError, match=r"vllm 0\.34\.1 is not supported.*tested with 0\.33"):
         Engine(monkeypatch, ec())
 

@@ -241,7 +241,7 @@ def test_text_and_hidden_states_are_those_of_a_run_without_a_cache(
     import vllm_omni.core.prefix_cache.runner_mixin as mixin
 
     from omnireuse.core.prefix_cache import OmniPrefixCacheManager
-    from omnireuse.engines.vllm_omni import register
+    from omnireuse_engines.vllm_omni import register
 
     monkeypatch.setattr(ranks, "get_pp_group", lambda: SimpleNamespace(is_last_rank=True))
     theirs = mixin.OmniPrefixCacheManager
@@ -269,8 +269,8 @@ def test_text_and_hidden_states_are_those_of_a_run_without_a_cache(
 
 
 def test_another_value_than_on_or_off_stops_the_engine(platform: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    from omnireuse.engines.vllm_omni import register
     from omnireuse.errors import ConfigError
+    from omnireuse_engines.vllm_omni import register
 
     monkeypatch.setenv("OMNIREUSE_PREFIX_CACHE", "yes please")
     with pytest.raises(ConfigError, match=r"OMNIREUSE_PREFIX_CACHE='yes please': it must be \"on\" or \"off\""):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.engines.vllm_omni.admission import SAFE, UNSAFE, refuse_pipeline
+from omnireuse_engines.vllm_omni.admission import SAFE, UNSAFE, refuse_pipeline
 from tests.hosts.vllm_omni.conftest import IN_VLLM_OMNI, make_request, pipeline_of, run, runner_of, running_engine
 
 pytestmark = IN_VLLM_OMNI

@@ -206,7 +206,7 @@ def test_a_cache_that_its_pipeline_cannot_serve_stops_the_server_from_starting(t
 def test_a_server_whose_pipeline_waves_cannot_serve_does_not_start(
     tiny_qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from omnireuse.engines.vllm_omni import admission
+    from omnireuse_engines.vllm_omni import admission
 
     monkeypatch.setattr(admission, "SAFE", ())
     with (

@@ -10,8 +10,8 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.engines.settings import RequestSettings, ServerSettings
-from omnireuse.engines.whole import WholeRequests
+from omnireuse_engines.settings import RequestSettings, ServerSettings
+from omnireuse_engines.whole import WholeRequests
 from reference.case import IMAGES
 
 FALLBACK = "the default's plan"

@@ -86,7 +86,7 @@ def _check_pip(arguments: list[str]) -> None:
     for argument in arguments[1:]:
         target = re.fullmatch(r"(\S+?)(?:\[([\w,-]+)\])?", argument)
         assert target, argument
-        known = {".", "./lab", "./vllm", "-e"}
+        known = {".", "./lab", "./engines", "-e"}
         assert target[1] in known, f"pip install {argument}: the project is on no index; install the clone, '.'"
         assert set((target[2] or "").split(",")) <= {*extras, ""}, f"{argument}: extras are {sorted(extras)}"
 

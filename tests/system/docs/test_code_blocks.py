@@ -50,6 +50,14 @@ def test_the_blocks_of_a_page_run(
     gc.collect()
 
 
+def test_an_engine_is_written_with_the_product_alone() -> None:
+    text = (TOP / "docs" / "extending.md").read_text("utf-8")
+    section = text.partition("\n## An engine\n")[2].partition("\n## ")[0]
+    assert "class SketchEngine" in section
+    assert "import omnireuse_" not in section
+    assert "from omnireuse_" not in section
+
+
 def page(folder: Path, text: str) -> Path:
     path = folder / "page.md"
     path.write_text(text, encoding="utf-8")

@@ -8,8 +8,8 @@ from typing import Any
 import tomllib
 
 import omnireuse
+import omnireuse_engines
 import omnireuse_lab
-import omnireuse_vllm
 
 from .pages import TOP
 
@@ -47,8 +47,8 @@ def test_one_version_everywhere() -> None:
     nodes = tomllib.loads((TOP / "integrations" / "comfyui" / "pyproject.toml").read_text("utf-8"))
     assert citation is not None
     assert citation[1] == nodes["project"]["version"] == omnireuse.__version__
-    assert omnireuse.__version__ == omnireuse_lab.__version__ == omnireuse_vllm.__version__
-    for folder in (TOP / "lab", TOP / "vllm"):
+    assert omnireuse.__version__ == omnireuse_lab.__version__ == omnireuse_engines.__version__
+    for folder in (TOP / "lab", TOP / "engines"):
         project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
         assert f"omnireuse=={omnireuse.__version__}" in project["dependencies"]
         assert (folder / "LICENSE").read_text() == (TOP / "LICENSE").read_text()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from omnireuse.core.prefix_cache import OmniTensorPrefixCache
-from omnireuse_vllm.engine import Engine, EngineConfig, Request, Result, TinyOmniModel
-from omnireuse_vllm.engine.conversation import converse, made_up_conversations
-from omnireuse_vllm.engine.request import Sequence, largest_difference
-from omnireuse_vllm.engine.trace import PromptBuilder, Trace, random_trace, serve
+from omnireuse_engines.vllm.engine import Engine, EngineConfig, Request, Result, TinyOmniModel
+from omnireuse_engines.vllm.engine.conversation import converse, made_up_conversations
+from omnireuse_engines.vllm.engine.request import Sequence, largest_difference
+from omnireuse_engines.vllm.engine.trace import PromptBuilder, Trace, random_trace, serve
 
 OFF = {"share_encodes": False, "share_prefixes": False}
 ROOMY = {"encoder_step_embeds": 10_000, "encoder_cache_embeds": 10_000, "num_blocks": 256}

@@ -227,30 +227,62 @@ def test_rows_of_more_dimensions_keep_their_shape() -> None:
     assert torch.equal(merge_mm(cache, make_batch([8], [[0, 1]]), {"deep": deep[:1]}, r0=1)["deep"]["r0"][:8], deep)
 
 
-def test_a_chance_match_is_given_up_at_the_first_contradiction(caplog: pytest.LogCaptureFixture) -> None:
-    cache = make_cache()
-    table = torch.ones(4, 9)
-    cache.update_omni_tensor_prefix_cache(rows(4), {"table": table}, 4, torch.arange(4))
-    with caplog.at_level(logging.WARNING):
-        cache.update_omni_tensor_prefix_cache(rows(3), {"table": table}, 3, torch.arange(4, 7))
-    assert cache.mm_cache_keys == set()
-    assert "not per-token" in caplog.text
-    cache.update_omni_tensor_prefix_cache(rows(4), {"table": table}, 4, torch.arange(8, 12))
-    assert cache.mm_cache_keys == set()
-    assert cache.stats()["keys_revoked"] == 1
-    merged = merge_mm(cache, make_batch([0], [[0]]), {"table": table}, r0=3)
+def test_a_constant_with_as_many_rows_as_the_step_has_tokens_is_not_cached_from_the_first_contradiction() -> None:
+    cache, table = make_cache(), torch.ones(4, 9)
+    for count, num_written in (4, 8), (3, 11), (4, 15):  # hidden states, and the table in the first step only
+        cache.reset_prefix_cached_new_req_ids()
+        cache.update_omni_tensor_prefix_cache(rows(count), {"table": table}, count, torch.arange(8, 8 + count))
+        assert cache.stats()["rows_written"] == num_written
+    cache.add_prefix_cached_new_req_id("r0")
+    merged = merge_mm(cache, make_batch([4], [[0]]), {"table": table}, r0=4)  # of rows that are absent
     assert torch.equal(merged["table"]["r0"], table)
+    assert cache.stats()["uncached_on_hits"] == 0  # a hit lacks nothing of a constant
 
 
-def test_a_key_that_followed_two_token_counts_must_keep_following() -> None:
-    cache = make_cache()
-    for count in (4, 3):
-        cache.update_omni_tensor_prefix_cache(None, {"a": rows(count, 2)}, count, torch.arange(count))
+@pytest.mark.parametrize(
+    "second", [None, [torch.ones(2, 3)], rows(1, 3), rows(5, 3), torch.tensor(1.0), torch.ones(2)], ids=str
+)
+@pytest.mark.parametrize("padding", [0, 2])
+def test_an_output_without_a_row_for_each_token_is_passed_on_and_cached_in_the_other_steps(
+    second: object, padding: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache, codes = make_cache(), rows(4, 3)
+    for blocks, value in ([1], codes), ([2], second), ([3], codes + 50):
+        count = 2 if blocks == [2] else 4
+        cache.reset_prefix_cached_new_req_ids()
+        slots = slots_of(blocks, 0, count, SIZE)
+        padded = torch.cat([value, value[:padding]]) if count == 4 else value
+        cache.update_omni_tensor_prefix_cache(rows(count), {"codes": padded}, count, slots, count + padding)
+        merged = merge_mm(cache, make_batch([0], [blocks]), {"codes": padded}, r0=count)
+        if isinstance(value, torch.Tensor) and value.ndim:
+            assert torch.equal(merged["codes"]["r0"], value)
+    for blocks, value in ([1], codes), ([3], codes + 50):
+        cache.reset_prefix_cached_new_req_ids()
+        cache.add_prefix_cached_new_req_id("r0")
+        merged = merge_mm(cache, make_batch([4], [blocks]), {"codes": codes[:1]}, r0=1)
+        assert torch.equal(merged["codes"]["r0"], torch.cat([value, codes[:1]]))
+        lacking = merge_mm(cache, make_batch([4], [blocks]), {"codes": [codes[:1]]}, r0=1)
+        assert torch.equal(lacking["codes"]["r0"][0], codes[:1])
+    assert cache.stats()["lacking multimodal_outputs['codes']"] == 8
+    assert "not a row for each token (list)" in caplog.text
+    assert len(caplog.records) == 1
+
+
+def test_a_declared_key_must_have_a_row_for_each_token() -> None:
+    cache = make_cache(mm_keys={"a": (2, torch.float32)})
     with pytest.raises(StateError, match="must cover 5 tokens, got 4 rows"):
         cache.update_omni_tensor_prefix_cache(None, {"a": rows(4, 2)}, 5, torch.arange(5))
     with pytest.raises(StateError, match="must stay a tensor"):
         cache.update_omni_tensor_prefix_cache(None, {"a": [rows(4, 2)]}, 4, torch.arange(4))
-    assert cache.mm_cache_keys == {"a"}
+
+
+def test_rows_of_no_width_are_rows_and_steps_are_numbered_beyond_32_bits() -> None:
+    cache = make_cache()
+    cache._pool.step = 2**31 + 5
+    cache.update_omni_tensor_prefix_cache(rows(4), {"a": torch.ones(4, 0)}, 4, torch.arange(4))
+    cache.add_prefix_cached_new_req_id("r0")
+    assert merge_mm(cache, make_batch([4], [[0]]), {"a": torch.ones(1, 0)}, r0=1)["a"]["r0"].shape == (5, 0)
+    assert torch.equal(merge_hidden(cache, make_batch([4], [[0]]), rows(1), r0=1)["r0"][:4], rows(4))
 
 
 def test_declared_keys_are_the_only_ones() -> None:
@@ -489,9 +521,9 @@ def test_what_a_hit_lacks_of_an_uncached_output_is_counted_and_said_once(caplog:
         merged = merge_mm(cache, batch, outputs | whole, r0=3, r1=1, r2=1)
         assert torch.equal(merged["pcm"]["r0"], outputs["pcm"][:3])
         assert cache.stats()["uncached_on_hits"] == 2 * step
-    assert [record.message.split(" is not cached")[0] for record in caplog.records] == [
-        "prefix cache: output 'pcm'", "prefix cache: output 'nested'",
-    ]  # fmt: skip
+    said = [record.message.split(": in this step")[0] for record in caplog.records]
+    assert said == [f"prefix cache: a hit lacks rows of multimodal_outputs['{key}']" for key in ("pcm", "nested")]
+    assert caplog.text.count("declare it in PrefixCacheOptions") == 2
 
 
 def test_no_outputs_count_as_none_at_all() -> None:
@@ -577,7 +609,6 @@ def test_an_output_that_is_none_counts_as_not_given() -> None:
     cache.update_omni_tensor_prefix_cache(rows(4), {"codes": rows(4, 2)}, 4, torch.arange(4))
     cache.update_omni_tensor_prefix_cache(rows(3), {"codes": None}, 3, torch.arange(4, 7))
     assert cache.mm_cache_keys == {"codes"}
-    assert cache.stats()["keys_revoked"] == 0
     cache.stage_deferred_mm_outputs([0, 4], batch, {"codes": None}, {"r0": 4}, {"codes"})
     assert cache.stats()["deferred_bytes"] == 0
     cache.add_prefix_cached_new_req_id("r0")

@@ -160,13 +160,34 @@ def test_an_output_that_does_not_fit_in_a_step_is_passed_on_and_stops_nothing() 
         assert torch.equal(engine.manager.materialize(number, ["a"]).mm_outputs["k"]["a"], value)
 
 
-def test_an_output_that_looked_per_token_once_is_passed_on_whole_from_then() -> None:
+def test_a_constant_is_not_cached_even_if_it_has_as_many_rows_as_the_step_has_tokens() -> None:
+    engine, table = Engine(), states(5, 7)
+    engine.manager.discard_step(engine.step({"a": ([1], 0, 4)}, mm={"k": table.clone()}))
+    number = engine.step({"b": ([1, 2], 4, 2)}, hits=["b"], mm={"k": table.clone()})
+    assert torch.equal(engine.manager.materialize(number, ["b"]).mm_outputs["k"]["b"], table)
+    assert engine.manager.stats()["uncached_on_hits"] == 0  # a hit lacks nothing of a constant
+
+
+def test_rows_of_another_width_or_dtype_are_kept_beside_those_before_and_the_least_recent_form_goes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     engine = Engine()
-    waiting = engine.step({"a": ([1], 0, 2)}, mm={"k": states(0, 2)})
-    number = engine.step({"a": ([1], 2, 1)}, mm={"k": states(5, 7)}, new=[])
-    assert torch.equal(engine.manager.materialize(number, ["a"]).mm_outputs["k"]["a"], states(5, 7))
-    assert torch.equal(engine.manager.materialize(waiting, ["a"]).mm_outputs["k"]["a"], states(0, 2))
-    assert engine.manager.stats()["keys_revoked"] == 1
+    forms = [states(0, 4), states(0, 4).double(), states(0, 4)[:, :1], states(0, 4)[:, :0], states(0, 4).long()]
+    waiting = engine.step({"a0": ([0], 0, 4)}, mm={"k": forms[0].clone()})
+    for block, value in [*enumerate(forms)][1:]:
+        engine.manager.discard_step(engine.step({f"a{block}": ([block], 0, 4)}, mm={"k": value.clone()}))
+    assert torch.equal(engine.manager.materialize(waiting, ["a0"]).mm_outputs["k"]["a0"], forms[0])
+    for block, value in [*enumerate(forms)][1:]:
+        name = f"b{block}"
+        number = engine.step({name: ([block, 9], 4, 1)}, hits=[name], mm={"k": value[:1].clone()})
+        assert torch.equal(engine.manager.materialize(number, [name]).mm_outputs["k"][name], value[[0, 1, 2, 3, 0]])
+    number = engine.step({"c": ([0, 9], 4, 1)}, hits=["c"], mm={"k": forms[0][:1].clone()})  # the form that went
+    assert not engine.manager.materialize(number, ["c"]).mm_outputs["k"]["c"].any()
+    assert engine.manager.stats()["lacking multimodal_outputs['k']"] == 4
+    assert [record.message for record in caplog.records] == [
+        "prefix cache: a hit lacks rows of multimodal_outputs['k']: 4 were not computed as those of this step, and are "
+        "zero; from now on only counted"
+    ]
 
 
 def test_an_uncached_output_with_a_row_for_each_token_is_counted_for_hits() -> None:
@@ -174,6 +195,20 @@ def test_an_uncached_output_with_a_row_for_each_token_is_counted_for_hits() -> N
     engine.manager.discard_step(engine.step({"a": ([1], 0, 4)}))
     engine.manager.discard_step(engine.step({"b": ([1, 2], 4, 2)}, hits=["b"], mm={"flat": torch.arange(2.0)}))
     assert engine.manager.stats()["uncached_on_hits"] == 1
+    assert engine.manager.stats()["lacking multimodal_outputs['flat']"] == 4
+
+
+@pytest.mark.parametrize("mm", [{}, {"k": None}, {"k": [states(0, 1)]}, {"k": states(0, 2)}], ids=str)
+def test_an_output_that_was_cached_and_is_not_in_the_step_of_a_hit_is_counted(
+    mm: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine()
+    for start, count in (0, 1), (1, 3):
+        number = engine.step({"a": ([1], start, count)}, mm={"k": states(start, start + count)}, new=["a"][start:])
+        engine.manager.discard_step(number)
+    engine.manager.discard_step(engine.step({"b": ([1, 2], 4, 1)}, hits=["b"], mm=mm))
+    assert engine.manager.stats()["lacking multimodal_outputs['k']"] == 4
+    assert "let the model return it in each step as a tensor" in caplog.text
 
 
 def test_a_step_is_asked_for_once_and_for_its_own_requests() -> None:

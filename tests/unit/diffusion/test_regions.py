@@ -181,6 +181,22 @@ def test_nothing_that_is_not_finite_is_reused(flux: Tiny) -> None:
     assert "nonfinite" in {event.reason for event in later}
 
 
+def test_an_observer_comes_and_goes_in_the_middle_of_a_run(flux: Tiny) -> None:
+    seen: list[omnireuse.Decision] = []
+    with omnireuse.enable(flux.pipe, policy=EveryNth(every=2)) as handle:
+        stop: list[Any] = []
+
+        def called(_pipe: Any, step: int, _timestep: Any, _kwargs: Any) -> dict[str, Any]:
+            if step == 1:
+                stop.append(handle.subscribe(seen.append))
+            if step == 3:
+                stop.pop()()
+            return {}
+
+        flux.run(steps=6, callback_on_step_end=called)
+    assert tuple(seen) == handle.events[2:4]
+
+
 def test_events_say_what_happened(flux: Tiny) -> None:
     seen: list[omnireuse.Decision] = []
     with omnireuse.enable(flux.pipe, policy=EveryNth(every=2)) as handle:

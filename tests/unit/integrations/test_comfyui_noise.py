@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from omnireuse.engines.comfyui.noise import RunNoise
+from omnireuse_engines.comfyui.noise import RunNoise
 
 
 class Flow:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from omnireuse.engines.comfyui import Span, attach, check_comfyui, plan_for, plan_of_profile, reuse_of
 from omnireuse.errors import ConfigError, StateError, WrongTypeError
+from omnireuse_engines.comfyui import Span, attach, check_comfyui, plan_for, plan_of_profile, reuse_of
 
 KINDS = ("outer_sample", "predict_noise", "calc_cond_batch", "sampler_sample", "another")
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from omnireuse.engines.comfyui.solver import CallSigmas, Response, measured_response
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.planning.fit import WeightFit
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.shadows import Beside, Led
+from omnireuse_engines.comfyui.solver import CallSigmas, Response, measured_response
 from tests.unit.integrations.played_comfyui import Call, Function, Model, Sampler, euler, heun, noisy
 
 SIGMAS = (1.0, 0.8, 0.5, 0.3, 0.1, 0.0)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.engines.comfyui import attach, plan_for, reuse_of
-from omnireuse.engines.comfyui import tuning as tuning_module
 from omnireuse.tuning.entry import MOST_MEASURED
+from omnireuse_engines.comfyui import attach, plan_for, reuse_of
+from omnireuse_engines.comfyui import tuning as tuning_module
 from tests.unit.integrations.played_comfyui import STEPS, Guider, InterruptProcessingException, Model, Sampler
 
 COMPUTED = 12

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from omnireuse.engines import host
 from omnireuse.errors import ConfigError
+from omnireuse_engines import host
 
 VERSIONS = {
     "0.30": True,

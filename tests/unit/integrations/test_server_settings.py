@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from omnireuse import EasyCache, handle_of
-from omnireuse.engines.settings import MOST_PLANS, RequestSettings, ServerSettings, options_in
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+from omnireuse_engines.settings import MOST_PLANS, RequestSettings, ServerSettings, options_in
 from tests.helpers.tiny import TINY
 
 SERVER, THREE = RequestSettings(), RequestSettings.of({"omnireuse": {"speedup": 3}})

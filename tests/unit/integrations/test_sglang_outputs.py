@@ -11,9 +11,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import Strategy
-from omnireuse.engines.request import RequestReuse
-from omnireuse.engines.settings import RequestPlan
-from omnireuse.engines.sglang.loop import StageLoop, predicted_noise
+from omnireuse.tuning.loops import RequestPlan
+from omnireuse_engines.request import RequestReuse
+from omnireuse_engines.sglang.loop import StageLoop, predicted_noise
 
 STEPS = 6
 OUTPUT = "frames", "sound"

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from omnireuse.engines.vllm_omni.backend import Backend
 from omnireuse.errors import ConfigError, UnknownNameError
+from omnireuse_engines.vllm_omni.backend import Backend
 from tests.helpers.tiny import TINY
 
 

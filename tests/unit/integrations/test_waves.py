@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.engines.settings import KEY
-from omnireuse.engines.waves import Waves
+from omnireuse_engines.settings import KEY
+from omnireuse_engines.waves import Waves
 from tests.helpers.waves import PLANS, Engine, State, request
 
 

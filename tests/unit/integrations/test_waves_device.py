@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from bench._fake_device import HostReads, fake_device, outside
-from omnireuse.engines import request as request_module
-from omnireuse.engines.settings import KEY
 from omnireuse.noise.schedulers import noise_levels
+from omnireuse_engines import request as request_module
+from omnireuse_engines.settings import KEY
 from tests.helpers.waves import PLANS, Engine, request
 
 MOST = {"half": 0, "third": 0, "off": 0, "measured": 1, "watched": 3}

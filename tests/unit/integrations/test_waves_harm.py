@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.engines.settings import KEY, RequestPlan, RequestSettings
-from omnireuse.engines.vllm_omni.admission import Admission, OmniSettings
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.loop.generation import Generation
 from omnireuse.noise.schedulers import noise_levels
+from omnireuse.tuning.loops import RequestPlan
+from omnireuse_engines.settings import KEY, RequestSettings
+from omnireuse_engines.vllm_omni.admission import Admission, OmniSettings
 from tests.helpers.absurd import absurd
 from tests.helpers.waves import PLANS, Engine, State, break_for, request
 

@@ -16,15 +16,15 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 from omnireuse import Profile, Strategy
-from omnireuse.engines.loops import LoopTuner
-from omnireuse.engines.request import RequestReuse
-from omnireuse.engines.settings import KEY, RequestPlan
-from omnireuse.engines.vllm_omni.calls import RequestLoop
-from omnireuse.engines.waves import WaveTuner
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.loops import LoopTuner, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.store import Store
+from omnireuse_engines.request import RequestReuse
+from omnireuse_engines.settings import KEY
+from omnireuse_engines.vllm_omni.calls import RequestLoop
+from omnireuse_engines.waves import WaveTuner
 from tests.helpers.waves import Engine, State, request
 
 STEPS = 24
@@ -247,7 +247,7 @@ def test_a_request_whose_end_fails_gives_its_place_back(monkeypatch: pytest.Monk
 
     tuned = Tuned()
     with monkeypatch.context() as patched:
-        patched.setattr("omnireuse.engines.waves.WaveTuner.learn", fail)
+        patched.setattr("omnireuse_engines.waves.WaveTuner.learn", fail)
         assert torch.equal(tuned.serve(0).latents, full_of(0))
     assert is_full(tuned.serve(1))
 
@@ -259,7 +259,7 @@ def test_a_loop_without_room_for_its_copy_is_tried_three_times(monkeypatch: pyte
 
     tuned = Tuned()
     with monkeypatch.context() as patched:
-        patched.setattr("omnireuse.engines.waves.WaveLoop.twin", run_out)
+        patched.setattr("omnireuse_engines.waves.WaveLoop.twin", run_out)
         for seed in range(times):
             assert torch.equal(tuned.serve(seed).latents, untuned_of(seed))
     assert is_full(tuned.serve(9)) == (times < 3)

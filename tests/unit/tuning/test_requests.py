@@ -13,11 +13,11 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
-from omnireuse.engines.settings import RequestSettings, ServerSettings
-from omnireuse.engines.whole import WholeRequests
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.tuning.replay import Snapshot
+from omnireuse_engines.settings import RequestSettings, ServerSettings
+from omnireuse_engines.whole import WholeRequests
 
 STEPS = 24
 

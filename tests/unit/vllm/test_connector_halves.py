@@ -13,12 +13,12 @@ import torch
 
 from omnireuse.errors import ConfigError
 from omnireuse.stores.tier import CircuitBreaker, Tier, TieredStore
-from omnireuse_vllm import new_weights_epoch
-from omnireuse_vllm.options import ConnectorOptions
-from omnireuse_vllm.outputs import EncoderOutput, EncoderOutputStore
-from omnireuse_vllm.planner import SchedulerHalf
-from omnireuse_vllm.plans import Item, StepPlan, StepReport
-from omnireuse_vllm.worker import WorkerHalf
+from omnireuse_engines.vllm import new_weights_epoch
+from omnireuse_engines.vllm.options import ConnectorOptions
+from omnireuse_engines.vllm.outputs import EncoderOutput, EncoderOutputStore
+from omnireuse_engines.vllm.planner import SchedulerHalf
+from omnireuse_engines.vllm.plans import Item, StepPlan, StepReport
+from omnireuse_engines.vllm.worker import WorkerHalf
 
 CPU = torch.device("cpu")
 

@@ -15,9 +15,9 @@ from omnireuse.errors import ConfigError, StateError, WrongTypeError
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from omnireuse.stores.tier import Tier, TieredStore
-from omnireuse_vllm import EncoderKey, new_weights_epoch
-from omnireuse_vllm.outputs import EncoderOutputStore
-from omnireuse_vllm.write_behind import WriteBehind
+from omnireuse_engines.vllm import EncoderKey, new_weights_epoch
+from omnireuse_engines.vllm.outputs import EncoderOutputStore
+from omnireuse_engines.vllm.write_behind import WriteBehind
 
 CAT = EncoderKey(content="cat")
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from omnireuse.cli import main
-from omnireuse_vllm.replay.generate import make_trace
-from omnireuse_vllm.replay.oracles import interval_bound, lru_hits
-from omnireuse_vllm.replay.run import BOUND, LRU, OURS, manager_hits, replay
-from omnireuse_vllm.replay.traces import Access, write_trace
+from omnireuse_engines.vllm.replay.generate import make_trace
+from omnireuse_engines.vllm.replay.oracles import interval_bound, lru_hits
+from omnireuse_engines.vllm.replay.run import BOUND, LRU, OURS, manager_hits, replay
+from omnireuse_engines.vllm.replay.traces import Access, write_trace
 
 SIZES = {"a": 1, "b": 2, "c": 3, "d": 1, "e": 5, "f": 2, "g": 4, "h": 1}
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from omnireuse.errors import ConfigError, StateError
-from omnireuse_vllm import EncoderKey, ItemTooLargeError, Lease, Outcome, SharedEncoderCacheManager
-from omnireuse_vllm import manager as module
+from omnireuse_engines.vllm import EncoderKey, ItemTooLargeError, Lease, Outcome, SharedEncoderCacheManager
+from omnireuse_engines.vllm import manager as module
 
 
 def key(content: str, **parts: object) -> EncoderKey:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from omnireuse.errors import ConfigError
-from omnireuse_vllm.replay.generate import KINDS, make_trace
-from omnireuse_vllm.replay.traces import Access, read_trace, write_trace
+from omnireuse_engines.vllm.replay.generate import KINDS, make_trace
+from omnireuse_engines.vllm.replay.traces import Access, read_trace, write_trace
 
 
 def read(folder: Path, text: str) -> list[Access]:

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError
-from omnireuse_vllm import ItemTooLargeError
-from omnireuse_vllm.vllm_manager import VllmEncoderCacheManager
+from omnireuse_engines.vllm import ItemTooLargeError
+from omnireuse_engines.vllm.vllm_manager import VllmEncoderCacheManager
 
 
 @dataclass

@@ -9,7 +9,7 @@ import torch
 
 from omnireuse.errors import ConfigError
 from omnireuse.stores.disk import DiskTier
-from omnireuse_vllm.write_behind import WriteBehind
+from omnireuse_engines.vllm.write_behind import WriteBehind
 
 
 class GatedTier(DiskTier):

@@ -12,9 +12,9 @@ import torch
 
 from omnireuse.base.validation import require_size
 from omnireuse.core.prefix_cache import writer
-from omnireuse.core.prefix_cache.batch import BatchRows, blocks_of, cached_blocks, has_token_rows, rows_of, split_over
+from omnireuse.core.prefix_cache.batch import BatchRows, blocks_of, cached_blocks, rows_of, split_over
 from omnireuse.core.prefix_cache.deferred import DeferredOutputs
-from omnireuse.core.prefix_cache.keys import CachedKeys, hidden_rows, key_name
+from omnireuse.core.prefix_cache.keys import CachedKeys, hidden_rows, key_name, uncached_rows
 from omnireuse.core.prefix_cache.pool import HIDDEN, PrefixHits, RowPool
 from omnireuse.core.prefix_cache.rows import Integers
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
@@ -33,8 +33,8 @@ class PrefixCacheOptions:
     Args:
         absent: what a hit gets if a row that it needs was never written, or was written for other content:
             "raise" a StateError; "miss": only this step's rows, counted; "zeros".
-        mm_keys: the multimodal outputs to cache, name to (feature size, dtype). None: keys are recognised by shape,
-            and revoked when a later step contradicts it. A mapping: these and no others.
+        mm_keys: the multimodal outputs to cache, name to (feature size, dtype). None: in each step those that
+            are tensors with a row for each token. A mapping: these and no others.
         max_pending_writes: device copies in flight before `update` waits for the oldest, ≥ 1. More absorbs longer
             bursts and holds more pinned memory.
     """
@@ -99,10 +99,11 @@ class OmniTensorPrefixCache:
             raise WrongTypeError(f"OmniTensorPrefixCache(hs_dtype={hs_dtype!r}): field must be a torch dtype")
         self._pool = RowPool(num_blocks, block_size, options.absent)
         self._pool.add(HIDDEN, (hidden_size,), hs_dtype)
-        self._keys = CachedKeys(self._pool, options.mm_keys, on_revoke=self._forget_key)
+        self._keys = CachedKeys(self._pool, options.mm_keys)
         self._queue = writer.WriteQueue(options.max_pending_writes)
         self._deferred = DeferredOutputs(self._pool, self._keys, self._queue)
         self._hits: dict[str, tuple[Integers, Integers]] = {}
+        self._num_rows = 0  # of the step's outputs, with padding
 
     @property
     def hidden_states_cache(self) -> torch.Tensor:
@@ -125,11 +126,12 @@ class OmniTensorPrefixCache:
         """Return counters and sizes; waits for pending writes."""
         self._queue.flush()
         names = (
-            "rows_written", "rows_read", "padding_rows", "absent_rows", "misses", "stale_rows_dropped", "keys_revoked",
+            "rows_written", "rows_read", "padding_rows", "absent_rows", "misses", "stale_rows_dropped",
             "deferred_rows_dropped", "uncached_on_hits",
         )  # fmt: skip
         return {
             **{name: self._pool.counters[name] for name in names},
+            **{f"lacking {name}": num_rows for name, num_rows in self._pool.lacking.items()},
             "stalls": self._queue.num_stalls,
             "bytes_in_use": sum(store.num_bytes_in_use for store in self._pool.stores.values()),
             "merge_buffer_bytes": self._pool.buffers.num_bytes,
@@ -139,8 +141,8 @@ class OmniTensorPrefixCache:
     def maybe_init_missing_mm_cache_keys(self, multimodal_outputs: Mapping[str, object], seq_len: int) -> None:
         """Make a key of each tensor of at least two dimensions whose first is `seq_len`; known keys are left alone."""
         for key, value in multimodal_outputs.items():
-            if key not in self._keys:
-                self._keys.admit(key, value, seq_len)
+            if key not in self._keys and isinstance(value, torch.Tensor) and value.ndim >= 2 and len(value) == seq_len:
+                self._keys.admit(key, value)
 
     def update_omni_tensor_prefix_cache(
         self,
@@ -156,8 +158,8 @@ class OmniTensorPrefixCache:
 
         Args:
             hidden_states: (tokens, hidden_size) on any device, or None.
-            multimodal_outputs: outputs by key, or None; a value that is None counts as not given. New keys are
-                recognised against `num_tokens_padded`.
+            multimodal_outputs: outputs by key, or None; a value that is None counts as not given. An output is cached
+                in a step in which it has a row for each token; a new one is recognised against `num_tokens_padded`.
             num_tokens_unpadded: rows that are tokens.
             slot_mapping: slot of each row; −1 marks padding.
             num_tokens_padded: rows including padding; the unpadded count if None.
@@ -171,7 +173,7 @@ class OmniTensorPrefixCache:
         Cost: see the class.
         """
         num_tokens = int(num_tokens_unpadded)
-        num_rows = num_tokens if num_tokens_padded is None else int(num_tokens_padded)
+        self._num_rows = num_rows = num_tokens if num_tokens_padded is None else int(num_tokens_padded)
         if slot_mapping.shape[0] < num_tokens:
             raise StateError(f"slot_mapping: must cover {num_tokens} tokens, got {slot_mapping.shape[0]} slots")
         rows_by_name: dict[str, torch.Tensor] = {}
@@ -179,7 +181,7 @@ class OmniTensorPrefixCache:
             rows_by_name[HIDDEN] = hidden_rows(self._pool.stores[HIDDEN], hidden_states, hidden_states_cpu, num_tokens)
         elif hidden_states_cpu is not None:
             raise StateError("hidden_states_cpu: must come with the hidden_states it copies, got None for those")
-        for key, value in _given(multimodal_outputs).items():
+        for key, value in _given(multimodal_outputs).items() if num_tokens else ():
             if self._keys.recognise(key, value, num_tokens, num_rows) and key not in (skip_mm_cache_keys or ()):
                 rows_by_name[key_name(key)] = self._keys.rows(key, value, num_tokens)
         if num_tokens == 0 or not rows_by_name:
@@ -211,15 +213,12 @@ class OmniTensorPrefixCache:
     def reset_prefix_cached_new_req_ids(self) -> None:
         """Begin a step: no request has a hit yet."""
         self._hits.clear()
+        self._num_rows = 0
         self._pool.step += 1
 
     def has_prefix_cached_new_req_ids(self) -> bool:
         """Tell whether a request of this step starts on a prefix hit."""
         return bool(self._hits)
-
-    def _forget_key(self, key: str) -> None:
-        self._queue.flush()
-        self._deferred.discard_key(key)
 
     def get_merged_hidden_states(
         self,
@@ -255,23 +254,24 @@ class OmniTensorPrefixCache:
     ) -> dict[str, dict[str, object]]:
         """Return {key: {request id: value}} on the CPU: cached keys merged as hidden states are, others split.
 
-        A key whose value is None is left out. Of a key that is not cached, a request on a hit gets this step's rows
-        only: counted (`stats()["uncached_on_hits"]`), and logged once for each key.
+        A key whose value is None is left out. Of a key that is not cached in this step, a request on a hit gets this
+        step's value only: counted (`stats()["uncached_on_hits"]`, and its rows by key), and logged once for each key.
 
         Raises: as for the hidden states.
         """
         batch = rows_of(query_start_loc, input_batch, num_scheduled_tokens)
         hits = self._find_hits(batch, input_batch)
-        num_hits = int((hits.num_rows_R > 0).sum())
         merged: dict[str, dict[str, object]] = {}
         for key, value in _given(multimodal_outputs).items():
-            if key in self._keys:
+            if key in self._keys and self._keys.recognise(key, value, batch.stop, self._num_rows):
                 rows_KF = self._keys.rows(key, value, batch.stop)
                 merged[key] = {**self._merge(key_name(key), rows_KF, batch, hits)}
             else:
                 merged[key] = split_over(value, batch)
-                if num_hits and has_token_rows(value, batch.num_tokens):
-                    self._pool.note_uncached(key, num_hits)
+                if len(hits.slots_S) and self._keys.lacks(key, value, batch.num_tokens):
+                    self._pool.counters["uncached_on_hits"] += int((hits.num_rows_R > 0).sum())
+                    remedy = "" if self._keys.is_open else " and declare it in PrefixCacheOptions(mm_keys=…)"
+                    self._pool.note_lacking(key_name(key), len(hits.slots_S), uncached_rows(value) + remedy)
         return merged
 
     def _find_hits(self, batch: BatchRows, input_batch: Any) -> PrefixHits:

@@ -122,13 +122,6 @@ class DeferredOutputs:
         """Drop the chunks of a request; none staged is fine."""
         self._by_request.pop(req_id, None)
 
-    def discard_key(self, key: str) -> None:
-        """Drop the chunks of one key for all requests."""
-        for req_id, chunks in list(self._by_request.items()):
-            chunks.pop(key, None)
-            if not chunks:
-                del self._by_request[req_id]
-
     def _drop(self, num_rows: int, why: str, req_id: str) -> None:
         self._pool.counters["deferred_rows_dropped"] += num_rows
         logger.info("prefix cache: %d deferred rows of request %r dropped: %s", num_rows, req_id, why)

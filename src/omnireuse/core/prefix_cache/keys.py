@@ -1,21 +1,19 @@
-"""The multimodal outputs to cache: those declared, or those whose shape follows the token count.
-
-A first dimension that equals the token count once may be a coincidence. The key is admitted at once, so that the first
-step's rows are not lost, and stays on probation until it has followed two different token counts.
-"""
+"""The multimodal outputs to cache: those declared, or in each step those with a row for each token."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from typing import TypeGuard
 
 import torch
 
+from omnireuse.core.prefix_cache.batch import has_token_rows
 from omnireuse.core.prefix_cache.pool import RowPool
 from omnireuse.core.prefix_cache.rows import RowStore
 from omnireuse.errors import StateError
 
-__all__ = ["CachedKeys", "hidden_rows", "key_name"]
+__all__ = ["CachedKeys", "TokenRows", "hidden_rows", "key_name", "uncached_rows"]
 
 logger = logging.getLogger("omnireuse.core.prefix_cache")
 
@@ -23,6 +21,15 @@ logger = logging.getLogger("omnireuse.core.prefix_cache")
 def key_name(key: str) -> str:
     """Name a multimodal output in the row pool; never equal to the name of the hidden states."""
     return f"multimodal_outputs[{key!r}]"
+
+
+def uncached_rows(value: object) -> str:
+    """Say why a hit gets only this step's value of an output, and the remedy."""
+    got = f"tensor {tuple(value.shape)}" if isinstance(value, torch.Tensor) else type(value).__name__
+    return (
+        f"in this step it is not a row for each token ({got}), so it is passed on without the rows of the prefix; let "
+        "the model return it in each step as a tensor (tokens, features)"
+    )
 
 
 def _check_rows(what: str, rows: torch.Tensor, feature_shape: tuple[int, ...], dtype: torch.dtype, count: int) -> None:
@@ -47,28 +54,47 @@ def hidden_rows(store: RowStore, hidden: torch.Tensor, on_cpu: torch.Tensor | No
     return store.flat(on_cpu[:num_tokens])
 
 
+class TokenRows:
+    """Tell in each step whether an output has a row for each token.
+
+    An output that keeps one size while the number of tokens changes is a constant: in a step in which the two are
+    equal by chance, it has no row for each token. As soon as its size changes, it is a constant no more.
+    """
+
+    def __init__(self) -> None:
+        self._size: dict[str, int | None] = {}  # the only size of each output so far, None if it has had several
+        self._misfits: set[str] = set()  # had another size than their step had tokens
+
+    def has(self, value: object, key: str, num_tokens: int, num_rows: int) -> TypeGuard[torch.Tensor]:
+        """Tell this of the output's value in a step of `num_tokens` > 0, `num_rows` with padding."""
+        if not (isinstance(value, torch.Tensor) and value.ndim >= 2):
+            return False
+        size = value.shape[0]
+        if self._size.setdefault(key, size) != size:
+            self._size[key] = None
+        if size != num_tokens and not size == num_rows > num_tokens:
+            self._misfits.add(key)
+            return False
+        return not self.is_constant(key)
+
+    def is_constant(self, key: str) -> bool:
+        """Tell whether all values of the output so far had one size, and the number of tokens did not follow it."""
+        return key in self._misfits and self._size[key] is not None
+
+
 class CachedKeys:
-    """The keys that are cached, and those on probation.
+    """The keys that are cached, each with rows of one shape and dtype.
 
     Args:
         pool: where their rows are kept.
-        declared: key to (feature size, dtype), these and no others; None to recognise keys by their shape.
-        on_revoke: called with a key that is not per-token, before its rows are dropped.
-        is_lenient: a known key whose value does not fit in a step is not cached in that step; otherwise it is an error.
+        declared: key to (feature size, dtype), these and no others; None to take, in each step, those that have a row
+            for each token.
     """
 
-    def __init__(
-        self,
-        pool: RowPool,
-        declared: Mapping[str, tuple[int, torch.dtype]] | None,
-        on_revoke: Callable[[str], None],
-        *,
-        is_lenient: bool = False,
-    ) -> None:
-        self._pool, self._is_open, self._on_revoke, self._is_lenient = pool, declared is None, on_revoke, is_lenient
+    def __init__(self, pool: RowPool, declared: Mapping[str, tuple[int, torch.dtype]] | None) -> None:
+        self._pool, self.is_open = pool, declared is None
         self._keys: dict[str, None] = {}
-        self._counts_on_probation: dict[str, set[int]] = {}
-        self._refused: set[str] = set()
+        self._token_rows = TokenRows()
         for key, (feature_size, dtype) in (declared or {}).items():
             self.add(key, (feature_size,), dtype)
 
@@ -83,36 +109,30 @@ class CachedKeys:
         self._pool.add(key_name(key), feature_shape, dtype)
         self._keys[key] = None
 
-    def admit(self, key: str, value: object, num_tokens: int) -> bool:
-        """Cache a key on probation if its value has at least two dimensions and one row per token."""
-        if not (isinstance(value, torch.Tensor) and value.ndim >= 2 and value.shape[0] == num_tokens):
-            return False
+    def admit(self, key: str, value: torch.Tensor) -> None:
+        """Cache a key whose value has a row for each token."""
         self.add(key, tuple(value.shape[1:]), value.dtype)
-        self._refused.discard(key)
-        self._counts_on_probation[key] = {num_tokens}
         logger.info("prefix cache: key %r admitted, rows of %s %s", key, tuple(value.shape[1:]), value.dtype)
-        return True
 
     def recognise(self, key: str, value: object, num_tokens: int, num_rows: int) -> bool:
-        """Tell whether the key is cached, given its value in a step of `num_tokens`, `num_rows` with padding."""
+        """Tell whether the key's rows of a step are cached, of `num_tokens`, `num_rows` with padding.
+
+        Raises:
+            StateError: rows that do not fit the key; of a declared key also a value without a row for each token.
+        """
+        if self.is_open and not self._token_rows.has(value, key, num_tokens, num_rows):
+            return False
         if key not in self._keys:
-            return self._is_open and key not in self._refused and self.admit(key, value, num_rows)
-        count = value.shape[0] if isinstance(value, torch.Tensor) and value.ndim >= 2 else None
-        if count not in (num_tokens, num_rows) and key in self._counts_on_probation:
-            got = type(value).__name__ if count is None else f"{count} rows"
-            self._revoke(key, f"{got} in a step of {num_tokens} tokens")
-            return False
-        if self._is_lenient and not (
-            isinstance(value, torch.Tensor) and count in (num_tokens, num_rows) and self.may_hold(key, value)
-        ):
-            return False
+            # By SPEC the rows of a new key include padding.
+            if not (self.is_open and isinstance(value, torch.Tensor) and value.shape[0] == num_rows):
+                return False
+            self.admit(key, value)
         self.rows(key, value, num_tokens)
-        counts = self._counts_on_probation.get(key)
-        if counts is not None and count is not None:
-            counts.add(count)
-            if len(counts) == 2:
-                del self._counts_on_probation[key]
         return True
+
+    def lacks(self, key: str, value: object, num_tokens: int) -> bool:
+        """Tell whether a hit lacks rows of this output in a step that does not cache it."""
+        return not self._token_rows.is_constant(key) and (key in self._keys or has_token_rows(value, num_tokens))
 
     def rows(self, key: str, value: object, num_tokens: int) -> torch.Tensor:
         """Return the first rows of a cached key's value, (num_tokens, width)."""
@@ -137,10 +157,3 @@ class CachedKeys:
         if key in self._keys:
             self.rows(key, value, rows.stop)
         return value[rows].detach()
-
-    def _revoke(self, key: str, why: str) -> None:
-        self._on_revoke(key)
-        del self._keys[key], self._counts_on_probation[key], self._pool.stores[key_name(key)]
-        self._refused.add(key)
-        self._pool.counters["keys_revoked"] += 1
-        logger.warning("prefix cache: key %r is not per-token after all (%s); it passes through uncached", key, why)

@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from omnireuse.core.prefix_cache import writer
 from omnireuse.core.prefix_cache.batch import BatchRows, has_token_rows, split_over
-from omnireuse.core.prefix_cache.keys import CachedKeys, hidden_rows, key_name
+from omnireuse.core.prefix_cache.keys import TokenRows, hidden_rows, key_name, uncached_rows
 from omnireuse.core.prefix_cache.pool import HIDDEN, RowPool
 from omnireuse.core.prefix_cache.rows import Integers
 from omnireuse.errors import StateError
@@ -26,6 +26,8 @@ from omnireuse.errors import StateError
 __all__ = ["OmniPrefixCacheManager", "StepOutputs"]
 
 logger = logging.getLogger("omnireuse.core.prefix_cache")
+
+_MAX_FORMS = 4  # widths and dtypes of one output whose rows are kept
 
 
 class StepOutputs(NamedTuple):
@@ -95,7 +97,8 @@ class OmniPrefixCacheManager:
     def __init__(self, config: Any, view: Any) -> None:
         self._config, self._view = config, view
         self._pool = RowPool(config.num_blocks, config.block_size, "raise")
-        self._keys = CachedKeys(self._pool, None, on_revoke=self._before_revoke, is_lenient=True)
+        self._token_rows = TokenRows()
+        self._forms: dict[str, dict[object, str]] = {}  # by output and form of its rows the row store; latest use last
         self._queue = writer.WriteQueue(max_pending=config.staging_depth)
         self._caches_hidden = True
         self._live: set[str] = set()
@@ -116,9 +119,10 @@ class OmniPrefixCacheManager:
     def stats(self) -> dict[str, int]:
         """Return counters and sizes; waits for pending writes."""
         self._queue.flush()
-        names = ("rows_written", "rows_read", "absent_rows", "keys_revoked", "uncached_on_hits")
+        names = ("rows_written", "rows_read", "absent_rows", "uncached_on_hits")
         return {
             **{name: self._pool.counters[name] for name in names},
+            **{f"lacking {name}": num_rows for name, num_rows in self._pool.lacking.items()},
             "stalls": self._queue.num_stalls,
             "steps_waiting": len(self._steps),
             "bytes_in_use": sum(store.num_bytes_in_use for store in self._pool.stores.values()),
@@ -168,8 +172,9 @@ class OmniPrefixCacheManager:
     ) -> int:
         """Write this step's outputs at their slots and return the step's id. The tensors may be overwritten then.
 
-        An output is per-token if it is a tensor of at least two dimensions and the first is the number of tokens, with
-        padding or without; see `OmniTensorPrefixCache` for one that turns out otherwise.
+        An output is cached if it is a tensor of at least two dimensions and the first is the number of tokens, with
+        padding or without, in this step; otherwise this step's value is passed on. A hit has those of its rows that
+        were computed with the width and dtype of this step. See `TokenRows` for constants.
 
         Raises:
             StateError: slots or hidden states that do not fit the step, or too many steps that nobody asked for.
@@ -195,9 +200,8 @@ class OmniPrefixCacheManager:
         slots_S, num_rows_R = self._slots_to_read(batch, slots.numpy())
         outputs = {name: output for name, (output, _) in rows.items()}
         step = _Step(batch, outputs, slots_S, num_rows_R, len(self._hits), uncached, ready)
-        for key, value in uncached.items() if self._hits else ():
-            if has_token_rows(value, num_tokens):
-                self._pool.note_uncached(key, len(self._hits))
+        if self._hits:
+            self._note_uncached({**dict.fromkeys(self._forms), **(mm_outputs or {})}, outputs.values(), num_tokens)
         self._hits = {}
         number = next(self._numbers)
         if num_tokens:
@@ -230,11 +234,36 @@ class OmniPrefixCacheManager:
                 self._pool.add(HIDDEN, tuple(hidden.shape[1:]), hidden.dtype)
             rows[HIDDEN] = None, hidden_rows(self._pool.stores[HIDDEN], hidden, None, num_tokens)
         uncached = dict(mm_outputs)
-        for key, value in mm_outputs.items():
-            is_unpadded = isinstance(value, torch.Tensor) and value.ndim > 0 and value.shape[0] == num_tokens
-            if num_tokens and self._keys.recognise(key, value, num_tokens, num_tokens if is_unpadded else num_padded):
-                rows[key_name(key)] = key, self._keys.rows(key, uncached.pop(key), num_tokens)
+        for key, value in mm_outputs.items() if num_tokens else ():
+            if self._token_rows.has(value, key, num_tokens, num_padded):
+                name = self._store_of(key, value)
+                rows[name] = key, self._pool.stores[name].flat(value[:num_tokens])
+                del uncached[key]
         return rows, uncached
+
+    def _store_of(self, key: str, value: torch.Tensor) -> str:
+        """Name the row store for rows of this width and dtype. Of more than `_MAX_FORMS` the least recent goes."""
+        forms, form = self._forms.setdefault(key, {}), (tuple(value.shape[1:]), value.dtype)
+        name = forms.pop(form, None)
+        if name is None:
+            if len(forms) == _MAX_FORMS:
+                self._queue.flush()
+                with self._rows:
+                    self._settle()
+                    del self._pool.stores[forms.pop(next(iter(forms)))]
+            name = f"{key_name(key)} {form}"
+            self._pool.add(name, *form)
+        forms[form] = name
+        return name
+
+    def _note_uncached(self, outputs: Mapping[str, object], cached: Collection[str | None], num_tokens: int) -> None:
+        num_rows = sum(map(len, self._hits.values())) * self._pool.block_size
+        for key, value in outputs.items():
+            if key in cached or self._token_rows.is_constant(key):
+                continue
+            if key in self._forms or has_token_rows(value, num_tokens):
+                self._pool.counters["uncached_on_hits"] += len(self._hits)
+                self._pool.note_lacking(key_name(key), num_rows, uncached_rows(value))
 
     def _slots_to_read(self, batch: BatchRows, slots_K: Integers) -> tuple[Integers, Integers]:
         """Return for each request the slots of its hit and of this step's tokens, in a row, and how many they are."""
@@ -268,11 +297,6 @@ class OmniPrefixCacheManager:
             waiting = [step for number, step in self._steps.items() if number < before and step.merged is None]
         for step in waiting:
             self._merge(step, step.batch.req_ids)
-
-    def _before_revoke(self, _: str) -> None:
-        self._queue.flush()
-        with self._rows:
-            self._settle()
 
     def materialize(self, step_id: int, req_ids: list[str]) -> StepOutputs:
         """Return the outputs of these requests, all or some of the step's. Any thread; once for each step.
@@ -357,6 +381,9 @@ class OmniPrefixCacheManager:
         for name, output in step.outputs.items():
             may_lack = step.num_hits > 0
             step.merged[output], absent_A = self._pool.gather(name, slots_S, req_ids, num_rows_R, may_lack=may_lack)
-            if output is None:
+            if output is not None and len(absent_A):
+                why = f"{len(absent_A)} were not computed as those of this step, and are zero"
+                self._pool.note_lacking(key_name(output), len(absent_A), why)
+            elif len(absent_A):
                 owners_A = np.arange(len(req_ids)).repeat(num_rows_R)[absent_A]
                 step.absent = Counter(req_ids[index] for index in owners_A.tolist())

@@ -53,6 +53,7 @@ class RowPool:
         step: number of the current step, from 1.
         num_releases: calls of `release` so far.
         counters: rows and events by name.
+        lacking: rows of hits that their consumers did not get, by output.
         buffers: memory of merged rows.
     """
 
@@ -62,10 +63,10 @@ class RowPool:
         self.step = 1
         self.num_releases = 0
         self.counters: Counter[str] = Counter()
+        self.lacking: Counter[str] = Counter()
         self.buffers = MergeBuffers()
         self._offsets_O = np.arange(block_size)
-        self._uncached_keys: set[str] = set()  # those that were said
-        self._times_released_B = np.zeros(num_blocks, np.int32)
+        self._times_released_B = np.zeros(num_blocks, np.int64)
         self._last_release_B = np.zeros(num_blocks, np.int64)  # the number of its last release, 0 for none
 
     def add(self, name: str, feature_shape: tuple[int, ...], dtype: torch.dtype) -> None:
@@ -153,16 +154,11 @@ class RowPool:
                 f"got {slot}; num_blocks and block_size must be the KV cache's"
             )
 
-    def note_uncached(self, key: str, num_hits: int) -> None:
-        """Count hits that get only this step's rows of an output, and say so once for each output."""
-        self.counters["uncached_on_hits"] += num_hits
-        if key not in self._uncached_keys:
-            self._uncached_keys.add(key)
-            logger.warning(
-                "prefix cache: output %r is not cached, so a request that starts on a prefix hit gets only this step's "
-                "rows of it, beside whole hidden states; declare it in PrefixCacheOptions(mm_keys=…)",
-                key,
-            )
+    def note_lacking(self, name: str, num_rows: int, why: str) -> None:
+        """Count rows of hits that their consumers do not get of an output, and say so once for each output."""
+        if not self.lacking[name]:
+            logger.warning("prefix cache: a hit lacks rows of %s: %s; from now on only counted", name, why)
+        self.lacking[name] += num_rows
 
     def check_blocks(self, block_ids: Iterable[int] | Integers) -> Integers:
         """Return the block ids as int64 if all lie in the pool."""
@@ -220,12 +216,6 @@ class RowPool:
         absent_A = np.flatnonzero(store.version_S[slots_S] == 0) if may_lack else np.empty(0, np.int64)
         if len(absent_A):
             out_S[absent_A] = np.zeros((), out_S.dtype)
-            if not self.counters["absent_rows"]:
-                logger.warning(
-                    "prefix cache(key=%r): %d rows of a hit were never written, and are zero; from now on only counted",
-                    name,
-                    len(absent_A),
-                )
             self.counters["absent_rows"] += len(absent_A)
         return store.parts(memory, req_ids, num_rows_R), absent_A
 
@@ -246,15 +236,13 @@ class RowPool:
                 continue
             why = self._why_absent(hits.slots_S[part], freed, num_absent)
             where = f"prefix cache(request={req_id!r}, key={name!r})"
-            is_first = not self.counters["absent_rows"]
             self.counters["absent_rows"] += num_absent
             if self._absent == "raise":
                 raise StateError(
                     f"{where}: every cached row must be present, {why}; "
                     "write the key for every token the engine may hit, or choose another PrefixCacheOptions(absent=…)"
                 )
-            if is_first:
-                logger.warning("%s: %s; answered as absent=%r says, from now on only counted", where, why, self._absent)
+            self.note_lacking(name, num_absent, f"{why}; answered as absent={self._absent!r} says")
             if self._absent == "miss":
                 self.counters["misses"] += 1
                 num_rows_R[index], is_kept_S[part] = 0, False

@@ -35,15 +35,16 @@ class RowStore:
     Attributes:
         rows_BOF: the dense view, (num_blocks, block_size, prod(feature_shape)). Absent rows have no meaning in it.
         rows_S: the same memory as raw rows.
-        version_S: int32, the step that wrote the slot; 0 if no row is present.
+        version_S: int64, the step that wrote the slot; 0 if no row is present.
     """
 
     def __init__(self, num_blocks: int, block_size: int, feature_shape: tuple[int, ...], dtype: torch.dtype) -> None:
         self.feature_shape, self.dtype, self.block_size = tuple(feature_shape), dtype, block_size
         for size in feature_shape:
-            require_size("prefix cache: a feature dimension", size, least=1)
+            require_size("prefix cache: a feature dimension", size, least=0)
         self.width = int(np.prod(feature_shape))
-        self._block_bytes = block_size * self.width * dtype.itemsize
+        self._row_bytes = max(self.width * dtype.itemsize, 1)  # numpy has no elements of no bytes
+        self._block_bytes = block_size * self._row_bytes
         self._map: mmap.mmap | None = None
         num_bytes = num_blocks * self._block_bytes
         if sys.platform == "linux":
@@ -53,10 +54,11 @@ class RowStore:
             memory = torch.frombuffer(self._map, dtype=torch.uint8)
         else:
             memory = torch.zeros(num_bytes, dtype=torch.uint8)
-        self.rows_BOF = memory.view(dtype).view(num_blocks, block_size, self.width)
-        self._raw_dtype = np.dtype((np.void, self.width * dtype.itemsize))
-        self.rows_S = self.raw(self.rows_BOF.view(-1, self.width))
-        self.version_S = np.zeros(num_blocks * block_size, np.int32)
+        self._raw_dtype = np.dtype((np.void, self._row_bytes))
+        self.rows_S = memory.numpy().view(self._raw_dtype)
+        values = memory.view(dtype) if self.width else torch.empty(0, dtype=dtype)
+        self.rows_BOF = values.view(num_blocks, block_size, self.width)
+        self.version_S = np.zeros(num_blocks * block_size, np.int64)
 
     @property
     def num_bytes_in_use(self) -> int:
@@ -70,11 +72,14 @@ class RowStore:
 
     def raw(self, rows_KF: torch.Tensor) -> RawRows:
         """Return CPU rows, (rows, width), as raw rows that share their memory if they are contiguous."""
+        if not self.width:
+            return np.zeros(len(rows_KF), self._raw_dtype)
         return rows_KF.contiguous().view(torch.uint8).numpy().view(self._raw_dtype)[:, 0]
 
     def parts(self, memory: npt.NDArray[np.uint8], names: list[str], num_rows_R: Integers) -> dict[str, torch.Tensor]:
         """View rows that lie in a row in this memory as tensors, that many for each name."""
-        whole = torch.frombuffer(memory, dtype=self.dtype) if len(memory) else torch.empty(0, dtype=self.dtype)
+        has_values = len(memory) and self.width
+        whole = torch.frombuffer(memory, dtype=self.dtype) if has_values else torch.empty(0, dtype=self.dtype)
         sizes = num_rows_R.tolist()
         rows = whole.view(sum(sizes), *self.feature_shape)
         return dict(zip(names, torch.split_with_sizes(rows, sizes), strict=True))

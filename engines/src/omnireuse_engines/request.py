@@ -1,0 +1,226 @@
+"""The reuse state of one request of an engine, and its counts in the engine's own Prometheus metrics."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from omnireuse.errors import OmniReuseError, StateError
+from omnireuse.hooks.run import RunStart
+from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.generation import Generation
+from omnireuse.loop.stepper import NOTHING, Stepper
+from omnireuse.noise.parametrization import NoiseLevel
+from omnireuse.noise.schedulers import noise_levels
+from omnireuse.summary.summary import Promise
+from omnireuse.summary.tuning import Tuning
+from omnireuse.tuning.loops import OFF, RequestPlan
+from omnireuse_engines.host import warn_once
+from omnireuse_engines.settings import KEY
+
+__all__ = [
+    "METRICS",
+    "PROMPTS",
+    "STRATEGY",
+    "RequestReuse",
+    "count_request",
+    "figures_of",
+    "levels_of",
+    "run_start",
+    "tuning_figures",
+]
+
+logger = logging.getLogger("omnireuse")
+
+STRATEGY = f"{KEY}_strategy"
+"""Key of the one figure that is a name and no number."""
+PROMPTS = f"{KEY}_prompts"
+"""Beginning of the figures of a cache of prompt embeddings, which are for counters alone: requests that arrive together
+share them."""
+PROMPT_ACTIONS = ("computed", "reused", "bypassed")
+
+
+@dataclass(eq=False)
+class RequestReuse(Stepper):
+    """The reuse of one request, in the engine's own state of it: it is freed with the request. An error of reuse does
+    not fail the request: it computes every further step.
+
+    Attributes:
+        plan: of the request.
+        name: of the request, for warnings.
+        generation: its state; None if the request computes every step, because it is measured or for want of reuse.
+        computed, reused: steps so far.
+        chunk: of a streaming request, whose chunks are denoised one after the other.
+        first: the step that its generation began with.
+        failures: how often something of the request failed, and it went on without reuse.
+    """
+
+    plan: RequestPlan = OFF
+    name: str | None = None
+    generation: Generation | None = None
+    computed: int = 0
+    reused: int = 0
+    chunk: int = 0
+    first: int = 0
+    failures: int = 0
+
+    def start(self, scheduler: Any, total: int, *, at: int = 0) -> None:
+        """Begin a run of so many steps, `at` one of them. What it cannot give is logged: once in so many words.
+
+        Args:
+            scheduler: of the request, with its timesteps.
+        """
+        self.first, self.generation = at, None
+        if self.plan.strategy is not None:
+            if (caution := self.plan.strategy.policy.caution(total)) is not None:
+                warn_once(caution)
+            levels, agreement = levels_of(scheduler, total), Agreement(self.plan.group)
+            self.generation = Generation(self.plan.strategy, levels, total=total, at=at, agreement=agreement)
+
+    @contextmanager
+    def running(self, scheduler: Any, total: int) -> Iterator[None]:
+        """The run of a request is made within, from its first step on; its state ends with it."""
+        try:
+            self.start(scheduler, total)
+        except Exception as error:  # of reuse: the request goes on
+            self.give_up("the start of a run", error)
+        try:
+            yield
+        finally:
+            if self.generation is not None:
+                self.generation.finish()
+
+    def arrived(self, latents: torch.Tensor | None) -> None:
+        if self._stepper is not None:
+            self._stepper.arrived(latents)
+
+    def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
+        """Whether the model is called at this step, which the engine counts."""
+        stepper = self._stepper
+        if stepper is None:
+            return True
+        try:
+            return stepper.computes(step - self.first, latents, kind=kind)
+        except Exception as error:  # of reuse: the request goes on
+            self.give_up("the decision on a step", error)
+            return True
+
+    def use(
+        self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
+    ) -> torch.Tensor | None:
+        """The solver's input. None if a forecast has failed; the output itself if learning from it has failed."""
+        used, stepper = output, self._stepper
+        try:
+            if stepper is not None:
+                if stepper is self.generation and output is not None and not isinstance(output, torch.Tensor):
+                    raise StateError(f"the model predicts {type(output).__name__} and not one tensor")
+                used = stepper.use(output, latents, given)
+        except Exception as error:  # of reuse: the request goes on
+            self.give_up("a forecast" if output is None else "learning from a computed step", error)
+        self.computed += output is not None
+        self.reused += output is None and used is not None
+        return used
+
+    @property
+    def _stepper(self) -> Stepper | None:
+        return self.generation if self.plan.measured is None else self.plan.measured
+
+    def give_up(self, doing: str, error: BaseException) -> None:
+        """Compute every further step, with a warning: something of this request has failed."""
+        trace = None if isinstance(error, OmniReuseError) else error
+        why = f"{doing} failed: {type(error).__name__}: {error!s:.300}"
+        name = self.name or "without a name"
+        logger.warning("request %s computes every further step: %s", name, why, exc_info=trace)
+        self.plan, self.generation = OFF, None
+        self.failures += 1
+
+    def is_at(self, chunk: int, step: int) -> bool:
+        """Whether this step follows the known ones. An engine may begin a chunk, or go back to an earlier step."""
+        if self.chunk != chunk:
+            return False
+        return self.generation is None or self.first + self.generation.index == step
+
+    def figures(self) -> dict[str, Any]:
+        """The response's figures: numbers, and the strategy's name under `STRATEGY`."""
+        found = figures_of(self.plan.name, self.plan.promise, self.computed, self.reused)
+        if self.plan.entry is not None:
+            found |= tuning_figures(self.plan.tuned, self.plan.entry.tuning)
+        if self.failures:
+            found[f"{KEY}_failures"] = float(self.failures)
+        return found
+
+
+def levels_of(scheduler: Any, total: int) -> Sequence[NoiseLevel]:
+    """The noise level of each of a run's steps; empty if the scheduler has another number of steps and does not say
+    which of them the run makes: steps are counted then."""
+    known, begin = len(getattr(scheduler, "timesteps", ())), 0
+    if known != total:
+        begin = getattr(scheduler, "begin_index", None) or 0
+    return noise_levels(scheduler)[begin:] if 0 < known == begin + total else ()
+
+
+def run_start(scheduler: Any, total: int, latents: torch.Tensor) -> RunStart:
+    """A run of so many steps that begins with these latents."""
+    levels = levels_of(scheduler, total)
+    return RunStart(total=total, levels=levels, scheduler=scheduler, shape=tuple(latents.shape))
+
+
+def figures_of(name: str, promise: Promise | None, computed: int | None, reused: int) -> dict[str, Any]:
+    """A response's figures: the strategy's name, numbers of steps, and the mean PSNR in dB that a profile expects.
+
+    Args:
+        computed: None if it is not known.
+    """
+    known: dict[str, Any] = {"strategy": name, "steps_computed": computed, "steps_reused": float(reused)}
+    known = {name: float(each) if isinstance(each, int) else each for name, each in known.items() if each is not None}
+    if promise is not None and promise.but is None:
+        known["expected_psnr_db"] = promise.expected
+    return {f"{KEY}_{name}": figure for name, figure in known.items()}
+
+
+def tuning_figures(tuned: bool, tuning: Tuning) -> dict[str, float]:
+    """A response's figures on tuning: whether it was finished, and how many pictures it has measured."""
+    return {f"{KEY}_tuned": float(tuned), f"{KEY}_pictures_measured": float(tuning.pictures)}
+
+
+METRICS = {
+    f"{KEY}_requests_total": "Finished requests whose steps reuse decided on, by target",
+    f"{KEY}_request_steps_total": "Denoising steps of these requests, by target and by action (computed, reused)",
+    f"{KEY}_request_failures_total": "Times that something of a request failed, and it went on without reuse",
+    f"{KEY}_prompts_total": "Encodes of prompts, by action (computed, reused, bypassed), if they are cached",
+}
+"""Every metric by its name in the exposition, with its meaning. The label `target` is "server" for a request without
+targets of its own, "off", or the name of its target: never a value, since clients choose the values."""
+
+
+def count_request(figures: Mapping[str, Any], target: str) -> None:
+    """Count a finished request.
+
+    Call this in a process whose metrics the engine exposes. The counters are made at the first call, in the registry
+    and the storage of that process.
+
+    Args:
+        figures: of the request, as `RequestReuse.figures` returns them.
+    """
+    requests, steps, failures, prompts = _counters()
+    requests.labels(target).inc()
+    for action in ("computed", "reused"):
+        steps.labels(target, action).inc(figures.get(f"{KEY}_steps_{action}", 0.0))
+    failures.labels(target).inc(figures.get(f"{KEY}_failures", 0.0))
+    for action in PROMPT_ACTIONS:
+        if (number := figures.get(f"{PROMPTS}_{action}")) is not None:
+            prompts.labels(action).inc(number)
+
+
+@functools.cache
+def _counters() -> tuple[Any, ...]:
+    from prometheus_client import Counter  # an engine that is asked for metrics has it
+
+    labels = (("target",), ("target", "action"), ("target",), ("action",))
+    return tuple(Counter(name, meaning, names) for (name, meaning), names in zip(METRICS.items(), labels, strict=True))

@@ -1,0 +1,57 @@
+"""The prefix cache of vllm-omni's autoregressive stages: omnireuse's in its place, if the environment says so."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+from importlib import import_module
+
+from omnireuse.errors import ConfigError
+from omnireuse_engines.host import check_host
+
+__all__ = ["PREFIX_SWITCH", "install_prefix_cache"]
+
+logger = logging.getLogger("omnireuse")
+
+PREFIX_SWITCH = "OMNIREUSE_PREFIX_CACHE"
+"""The environment variable that asks for it: "on" or "off"."""
+
+_MIXIN, _NAME = "vllm_omni.core.prefix_cache.runner_mixin", "OmniPrefixCacheManager"
+_METHODS = ("__init__", "register_policy", "new_step_starts", "save_outputs", "materialize", "shutdown")
+
+
+def install_prefix_cache(tested: tuple[str, ...]) -> None:
+    """Let the runners of this process make omnireuse's prefix cache if ``OMNIREUSE_PREFIX_CACHE=on``. Idempotent.
+
+    Stages without prefix caching (``enable_prefix_caching``) have neither.
+
+    Args:
+        tested: releases of vllm-omni, see `check_host`.
+
+    Raises:
+        ConfigError: another value than "on" or "off", or a vllm-omni whose prefix cache is called otherwise.
+    """
+    given = os.environ.get(PREFIX_SWITCH, "off").strip().lower()
+    if given not in ("on", "off"):
+        raise ConfigError(f'{PREFIX_SWITCH}={given!r}: it must be "on" or "off", or not be set')
+    if given == "off":
+        return
+    from omnireuse.core.prefix_cache import OmniPrefixCacheManager as Ours
+
+    mixin = import_module(_MIXIN)
+    theirs = getattr(mixin, _NAME, None)
+    if theirs is Ours:
+        return
+    missing = [f"{_MIXIN}.{_NAME}.{name}" for name in _METHODS if _keywords(theirs, name) != _keywords(Ours, name)]
+    check_host("vllm-omni", tested, missing, asked=f"{PREFIX_SWITCH}=on")
+    setattr(mixin, _NAME, Ours)
+    logger.info("prefix cache: runners of this process use omnireuse's (%s=on)", PREFIX_SWITCH)
+
+
+def _keywords(owner: object, name: str) -> list[str] | None:
+    """The parameters of a method that have to be given by their names, and how many others it needs."""
+    if (method := getattr(owner, name, None)) is None:
+        return None
+    needed = [each for each in inspect.signature(method).parameters.values() if each.default is each.empty]
+    return [each.name if each.kind is each.KEYWORD_ONLY else "" for each in needed]

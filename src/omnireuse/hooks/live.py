@@ -1,0 +1,474 @@
+"""What happens at one step of a run, in the order in which it happens.
+
+A pipeline enters a cache context and calls the denoiser, once for each branch of guidance; then it calls the
+scheduler's `step`, and then the user's callback. `Live` handles these calls. At the first call of the denoiser the
+region asks whether the step is computed; at the scheduler's step it hands on what the generation uses.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from omnireuse.errors import UnsupportedModelError
+from omnireuse.hooks.callers import CALLERS, is_called_by
+from omnireuse.hooks.companions import Companions
+from omnireuse.hooks.denoisers import adapter_scales, model_name, parameters_of, unwrapped
+from omnireuse.hooks.interception import Handler
+from omnireuse.hooks.parts import Guided, Parts
+from omnireuse.hooks.regions.cuts import Cuts
+from omnireuse.hooks.run import Chooser, DenoiserCall, Layout, Region, Run, previous_sample
+from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps
+from omnireuse.hooks.timesteps import NAMES
+from omnireuse.loop.events import FellBack, Hooks
+from omnireuse.loop.generation import layout_of
+from omnireuse.loop.stepper import Stepper
+
+if TYPE_CHECKING:
+    from omnireuse.hooks.inert import InertRuns
+
+__all__ = ["Live", "Loop", "SeveralOutputsError", "StepRegion", "kinds_of", "next_step"]
+
+logger = logging.getLogger("omnireuse")
+
+MOST_CALLS_A_STEP = 64
+"""Far more than any guidance needs: a step with more calls is one whose end is not known."""
+
+
+class SeveralOutputsError(UnsupportedModelError):
+    """A denoiser that returns several kinds of latents, of which the scheduler is given one."""
+
+
+class Loop:
+    """The loop of a call of the pipeline, or all loops of a user's own in a thread.
+
+    Args:
+        chooser: chooses the strategy of its runs; None for the session's.
+        call: of the pipeline, with its arguments; None for a loop of a user's own.
+    """
+
+    def __init__(
+        self, chooser: Chooser | None = None, call: tuple[Any, Sequence[Any], Mapping[str, Any]] | None = None
+    ) -> None:
+        self.chooser, self.call = chooser, call
+        self.run: Run | None = None
+        """Under way."""
+        self.had_run = False
+        self.asked = 0
+        """Denoiser calls of its runs so far, made or reused."""
+        self.context: str | None = None
+        """The cache context that the pipeline has entered."""
+        self.final: torch.Tensor | None = None
+        """The latents that the scheduler has returned last."""
+        self.steps, self.companions, self.guided = Steps(in_call=call is not None), Companions(), Guided()
+
+    def place(self, asked: Asked, *, is_watched: bool, expected: int | None, taken: object) -> Run | Begin | None:
+        """The run that a denoiser call belongs to, moved on to its step, or the run that begins with it; None for a
+        call that belongs to none.
+
+        Args: as `Steps.move`.
+        """
+        steps, run = self.steps, self.run
+        if run is not None and steps.scheduler is None:
+            if self.call is None and steps.is_foreign(run, asked):
+                return None
+            if run.is_stepped:
+                return run
+        move = steps.move(run, asked, is_watched=is_watched, expected=expected, taken=taken)
+        if run is None or not isinstance(move, int):
+            return move if isinstance(move, Begin) else None
+        for _ in range(move):
+            next_step(run)
+        return run
+
+    def end(self) -> Run | None:
+        """Forget what is known of the loop; returns the run that ends with it, if one is under way."""
+        self.steps.forget()
+        self.guided.batch = None
+        run, self.run = self.run, None
+        return run
+
+
+class Loops(threading.local):
+    """The loops of one thread."""
+
+    def __init__(self) -> None:
+        self.own, self.calls = Loop(), list[Loop]()
+        """The user's own, and those of the pipeline's calls under way, the innermost last."""
+        self.now = self.own
+        """The one that runs: that of the innermost call, or the user's own."""
+        self.final: torch.Tensor | None = None
+        """The latents of the latest call of the pipeline."""
+
+
+class Live(ABC):
+    """Handles what a pipeline does at a step. `Session` says when runs begin and end.
+
+    Attributes:
+        hooks: take every event.
+        calls_outside: denoiser calls that belonged to no run and were passed on.
+    """
+
+    def __init__(self, pipeline: Callable[[], Any], name: str, hooks: Hooks, inert: InertRuns) -> None:
+        self._pipeline, self._name, self.hooks, self._inert, self.calls_outside = pipeline, name, hooks, inert, 0
+        self._loops, self._parts, self._said = Loops(), Parts(self._handlers), set[str]()
+
+    @property
+    def loop(self) -> Loop:
+        """The one that this thread is in."""
+        return self._loops.now
+
+    @contextmanager
+    def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """The pipeline names the branch of the denoiser calls within, and may say which step it is at."""
+        loop = self._loops.now
+        outer = loop.context, loop.steps.hint
+        loop.context = name
+        loop.steps.hint = StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma")))
+        try:
+            with proceed(name, *args, **kwargs) as entered:
+                yield entered
+        finally:
+            loop.context, loop.steps.hint = outer
+
+    def _denoiser_called(self, index: int, module: torch.nn.Module) -> Handler:
+        """The handler of one denoiser's calls."""
+        model, name = unwrapped(module), model_name(module)
+
+        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            loop, callers = self._loops.now, CALLERS.get()
+            run, given_name = loop.run, loop.context or loop.guided.batch
+            # The scheduler's steps tell those of the pipeline's own call. All else is looked at.
+            is_told = run is not None and run.is_stepped and loop.call is not None and loop.steps.scheduler is None
+            if not (is_told and callers and callers[-1] is self._pipeline()):
+                run = self._run_of(loop, Asked(module, index, given_name, args, kwargs))
+            if run is None:
+                self.calls_outside += 1
+                return proceed(*args, **kwargs)
+            sigma = loop.steps.hint.sigma
+            if sigma is not None and run.generation.level.sample_weight is None:
+                run.sigma_told(float(sigma))
+            order = run.orders[index]
+            branch = given_name or str(order)
+            repeat = run.branches[index, branch]
+            run.calls, run.orders[index], run.branches[index, branch] = run.calls + 1, order + 1, repeat + 1
+            branch = f"{branch}#{repeat + 1}" if repeat else branch
+            loop.asked += 1
+            if run.calls > MOST_CALLS_A_STEP:
+                self._end()
+                self._inert.no_step_ended(MOST_CALLS_A_STEP)
+                return proceed(*args, **kwargs)
+            if loop.companions.are_called:
+                proceed = loop.companions.denoise(proceed, args, kwargs)
+            form = form_of(model, args, kwargs, index, loop.companions.scales)
+            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, *form)
+            try:
+                if torch.is_grad_enabled():
+                    call.refuse_gradients()
+                try:
+                    return run.region.call(call)
+                except SeveralOutputsError as error:
+                    return self._forecast_calls(run, error).call(call)
+            except BaseException:
+                self._end()
+                raise
+
+        return called
+
+    def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The scheduler is handed the output, and the step ends."""
+        loop, callers = self._loops.now, CALLERS.get()
+        run = loop.run
+        if run is None or not ((callers and callers[-1] is self._pipeline()) or self._is_caller()):
+            return proceed(*args, **kwargs)
+        if not run.calls:
+            if self._parts.have_other_denoisers(self._pipeline()):
+                self.emit(FellBack("computing every step"))
+                self._warn(
+                    f"the denoiser of the {self._name} was replaced in mid-run: its other steps are computed, since a "
+                    "forecast must not mix outputs of two models"
+                )
+                self._end()
+                return proceed(*args, **kwargs)
+            # The pipeline goes on with what the step before has given (Cosmos 1.0).
+            result = proceed(*args, **kwargs)
+            run.latents = previous_sample(result)
+            return result
+        region = run.region
+        try:
+            run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
+            moved = loop.steps.moved_to(run, values.get("timestep"))
+            # The first step was computed, and what it has given belongs to another step.
+            if moved is None or run.step:
+                output = region.scheduler_step(run, values["model_output"], values["sample"])
+                if args:
+                    args = (output, *args[1:])
+                else:
+                    kwargs["model_output"] = output
+            result = proceed(*args, **kwargs)
+        except BaseException:
+            self._end()
+            raise
+        latents = previous_sample(result)
+        if region.stepper is not None:
+            region.stepper.arrived(latents)
+        if loop.call is not None:
+            loop.final = latents
+        if moved is not None:
+            logger.info("the loop goes on at another step than the one after the last: its memory is dropped")
+            self.emit(FellBack("the memory of another step"))
+            run = self._begin(moved, ())
+        if end_step(run, latents):
+            self._end()
+        return result
+
+    def emit(self, event: Any) -> None:
+        """Hand an event to the hooks."""
+        for hook in self.hooks.all:
+            hook(event)
+
+    def _warn(self, text: str) -> None:
+        """Log a warning, once in so many words."""
+        if text not in self._said:
+            self._said.add(text)
+            logger.warning("%s", text)
+
+    def _is_caller(self) -> bool:
+        """True if the pipeline's own call runs, or a loop of a user's own."""
+        return is_called_by(self._pipeline())
+
+    @abstractmethod
+    def _handlers(self, name: str, part: Any) -> Mapping[str, Handler]:
+        """The handlers of a part's methods."""
+
+    @abstractmethod
+    def _run_of(self, loop: Loop, asked: Asked) -> Run | None:
+        """The run that a denoiser call belongs to; None for a call that belongs to none."""
+
+    @abstractmethod
+    def _begin(self, begin: Begin, shape: tuple[int, ...]) -> Run:
+        """Begin a run, in place of the one under way."""
+
+    @abstractmethod
+    def _end(self, *, is_complete: bool = False) -> None:
+        """Drop the run of this thread's loop and everything it kept. Idempotent."""
+
+    @abstractmethod
+    def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
+        """Go on in region "call"."""
+
+
+def form_of(
+    module: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    denoiser: int,
+    controls: tuple[tuple[str, Any], ...],
+) -> tuple[Mapping[str, Any], Hashable, Layout]:
+    """A call's arguments by name, its options and its layout, as in `DenoiserCall`.
+
+    The layout is that of all arguments but timesteps (frames and sound may share one), with the scales of adapters,
+    which a callback may change between steps, and those of ControlNets, which begin and end within a run.
+    """
+    parameters = parameters_of(type(module).forward)
+    given = dict(zip(parameters, args, strict=False))
+    for place in range(len(parameters), len(args)):
+        given[f"argument {place}"] = args[place]
+    given.update(kwargs)
+    tensors, options = [], []
+    for name, value in {**parameters, **given}.items():
+        if isinstance(value, (bool, str)):
+            options.append((name, value))
+        elif name in NAMES:
+            continue
+        elif isinstance(value, torch.Tensor):
+            tensors.append((name, tuple(value.shape), value.dtype, value.device))
+        elif isinstance(value, (list, tuple)):
+            tensors += [
+                (f"{name}[{place}]", *layout_of(each)[0])
+                for place, each in enumerate(value)
+                if isinstance(each, torch.Tensor)
+            ]
+    tensors.sort()
+    options.sort()
+    scales = adapter_scales(module) if "peft_config" in vars(module) else None
+    return given, tuple(options), Layout(tuple(tensors), scales, (), denoiser, controls)
+
+
+def end_step(run: Run, latents: torch.Tensor | None) -> bool:
+    """End a run's step; the next one starts from `latents`. Returns whether it was the last. Cost: one reduction."""
+    if latents is not None and latents.is_floating_point() and latents.numel() and not latents.is_meta:
+        run.magnitudes.append((run.step, torch.linalg.vector_norm(latents.detach(), math.inf)))
+    next_step(run)
+    run.latents, run.is_stepped = latents, True
+    total = run.generation.total
+    return total is not None and run.step >= total
+
+
+def next_step(run: Run) -> None:
+    """The next call belongs to the next step."""
+    run.step += 1
+    if run.generation.index < run.step:  # region "step" has ended it by `use`
+        run.generation.advance()
+    run.latents, run.calls = None, 0
+    run.orders.clear()
+    run.branches.clear()
+
+
+class StepRegion(Region):
+    """Asks a stepper at the step's first call of a denoiser, and gives the scheduler what it uses.
+
+    Args:
+        cuts: knows which calls can be computed for some samples.
+        stepper: of every run; None for the generation of each. The events of a run that has another one say that it is
+            measured.
+        inner: makes the calls, computes every one, and tells events of its own; None for the denoisers.
+    """
+
+    def __init__(self, cuts: Cuts | None = None, stepper: Stepper | None = None, inner: Region | None = None) -> None:
+        self._cuts, self.stepper, self._inner = cuts or Cuts({}), stepper, inner
+        self._first_call: DenoiserCall | None = None
+        """Of the step; None between steps."""
+        self._computes = True
+        """The stepper's answer for the step."""
+        self._placeholders: dict[Hashable, tuple[Layout, Any]] = {}
+        """The last computed output of each denoiser, branch and form, with the layout of its call: returned if only
+        its shape matters."""
+        self._branches: Counter[tuple[int, str]] | None = None
+        """The calls of the step before, by branch: guidance that begins or ends changes them."""
+        self._shape: torch.Size | None = None
+        """Of the scheduler's latents, a row for each sample; None before the scheduler was called."""
+        self._layouts: dict[Layout, Layout] = {}
+        """Layouts of the calls so far, with one of them to stand for all. A step may begin with a call of its own, as
+        the first one of WanAnimate2 does, which reads the driving video."""
+
+    def for_run(self) -> StepRegion:
+        return StepRegion(self._cuts) if self.stepper is None else self
+
+    def call(self, call: DenoiserCall) -> Any:
+        """The computed output; for reused samples the last one, whose values are not used."""
+        stepper = self.stepper or call.run.generation
+        if call.run.calls == 1:
+            self._first_call, self._computes = call, self._ask(call)
+        key, own = (call.denoiser, call.branch, call.options), call.layout
+        if self._layouts and key not in self._placeholders:
+            self._layouts.setdefault(own, next(iter(self._layouts.values())))
+        layout, last = self._placeholders.get(key, (None, None))
+        is_left_out = not self._computes or bool(stepper.reused_samples)
+        if is_left_out and layout != own:
+            last = stepper.known(call.run.calls - 1, next((each.device for each in call.tensors), None))
+            if last is None:
+                # The last computed step did not have this call, and only computing it shows the form of its output.
+                step = call.run.step
+                logger.info("step %d: branch %s is new and is computed although the step is reused", step, call.branch)
+                is_left_out = False
+            else:
+                self._placeholders[key] = own, last
+        if is_left_out and not self._computes:
+            return last
+        output = self._compute_without(call, stepper.reused_samples, last) if is_left_out else self._compute(call)
+        kinds = kinds_of(call, output)
+        if self.stepper is not None:
+            self.stepper.see(call.denoiser, output, kinds)
+        elif kinds > 1:
+            raise SeveralOutputsError(
+                f"Strategy(region='step'): {call.model} must return one kind of latents, got {kinds}, "
+                f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
+            )
+        self._placeholders[key] = own, output
+        return output
+
+    def _compute(self, call: DenoiserCall) -> Any:
+        return call.compute() if self._inner is None else self._inner.call(call)
+
+    def _ask(self, call: DenoiserCall) -> bool:
+        """Whether the step is computed, for some samples at least."""
+        run, generation, strategy = call.run, call.run.generation, call.run.generation.strategy
+        if self.stepper is None and strategy.decides_by_sample:
+            if self._shape is None:
+                # Guidance may have stacked its branches in one call: only the scheduler's call shows how many samples
+                # there are. The first step is computed, so it can wait for that.
+                return True
+            samples = self._shape[0] if self._shape[0] > 1 and self._may_divide(call, self._shape) else 1
+            if samples != generation.samples:
+                generation.finish()
+                generation.samples = samples
+        # Another expert forecasts another sample: outputs of the one before it are of another kind.
+        layout = call.layout
+        if layout not in self._layouts:
+            self._layouts = {layout: layout}
+        signal = None if strategy.chosen_signal == "none" else call.watched(strategy)
+        return (self.stepper or generation).computes(run.step, signal, kind=self._layouts[layout])
+
+    def _may_divide(self, call: DenoiserCall, shape: torch.Size) -> bool:
+        """True if the rows of a call are the samples in their order, once for each branch that it was stacked for, and
+        it may be cut.
+
+        Each branch has the same latents then, but for what is joined to them.
+        """
+        samples = shape[0]
+        if samples < call.batch and call.batch % samples == 0:
+            latents = call.latents[0]
+            for dimension, length in enumerate(shape[1:], start=1) if latents.ndim == len(shape) else ():
+                latents = latents.narrow(dimension, 0, min(length, latents.shape[dimension]))
+            branches = latents.unflatten(0, (-1, samples))
+            if not torch.equal(branches, branches[:1].expand_as(branches)):
+                self._cuts.refuse(call, "its input is not the latents of the samples once for each branch")
+        return self._cuts.allows(call, samples)
+
+    def _compute_without(self, call: DenoiserCall, reused: Sequence[int | None], last: Any) -> Any:
+        shape, first = self._shape, self._first_call
+        assert shape is not None, "samples are known"
+        if self._may_divide(call, shape):
+            rows = [row for row in range(call.batch) if row % shape[0] not in reused]
+            output = self._cuts.compute(call, rows, last)
+        else:
+            output = call.compute()
+        if first is not None and not self._cuts.allows(call, shape[0]):
+            # The samples of a step are decided on at its first call.
+            self._cuts.refuse_like(first, call)
+        return output
+
+    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+        """What the stepper uses: for reused samples forecasts, computed ones corrected or as they are."""
+        call, self._first_call = self._first_call, None
+        assert call is not None, "a step begins with a call"
+        generation = run.generation
+        if self.stepper is None and generation.strategy.decides_by_sample and self._shape != sample.shape:
+            self._shape = sample.shape
+            self._computes = self._ask(call)
+        if self._branches != run.branches:
+            # Guidance that begins or ends changes the output: remembered values are of another kind then.
+            generation.is_of_new_kind = self._branches is not None
+            self._branches = run.branches.copy()
+        if self.stepper is not None and self._inner is None:
+            generation.pass_by(replace(generation.decide(), reason="measuring"))
+        used = (self.stepper or generation).use(output if self._computes else None, sample, run.given)
+        assert used is not None, "the loop of a pipeline always goes on"
+        return used
+
+    def undo(self) -> None:
+        if self._inner is not None:
+            self._inner.undo()
+
+
+def kinds_of(call: DenoiserCall, output: Any) -> int:
+    """The number of kinds of latents in a call's output."""
+    # Entries with tensors: one may be a list of one tensor an image. What was handed in, such as a cache of keys and
+    # values, is no output.
+    entries = tuple(output.values()) if isinstance(output, Mapping) else output
+    if not isinstance(entries, tuple):
+        return 1
+    given = {id(leaf) for leaf in pytree.tree_leaves((call.args, call.kwargs))}
+    leaves = [pytree.tree_leaves(entry) for entry in entries]
+    return sum(any(isinstance(leaf, torch.Tensor) and id(leaf) not in given for leaf in each) for each in leaves)
