@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from omnireuse.arguments.tune import TuneOptions
     from omnireuse.calibration.calibrate import calibrate
     from omnireuse.calibration.tune import tune
+    from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache, uninstall_prompt_embed_cache
     from omnireuse.forecasters import (
         Blend,
         Fitted,
@@ -110,10 +111,12 @@ __all__ = [
     "fit_tea_cache",
     "handle_of",
     "install_modulation_cache",
+    "install_prompt_embed_cache",
     "layout_of",
     "noise_levels",
     "tune",
     "uninstall_modulation_cache",
+    "uninstall_prompt_embed_cache",
 ]
 
 _HOMES = {
@@ -121,6 +124,7 @@ _HOMES = {
     "calibration.calibrate": "calibrate",
     "profiles.profile": "Profile",
     "named.measuring": "fit_tea_cache",
+    "diffusion.cache.prompt_embed_cache": "install_prompt_embed_cache uninstall_prompt_embed_cache",
     "handle": "Handle disable handle_of",
     "front": "enable",
     "loop.events": "Choice Decision",
