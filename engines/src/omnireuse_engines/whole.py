@@ -15,7 +15,7 @@ from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.events import RequestBegan
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.tuning.tuner import Tuner
-from omnireuse_engines.request import figures_of, tuning_figures
+from omnireuse_engines.request import figures_of, tuning_figures, work_figures
 from omnireuse_engines.settings import RequestSettings, ServerSettings
 
 __all__ = ["WholeRequests"]
@@ -98,6 +98,13 @@ class WholeRequests:
             self._handle.disable()
             self._handle = self._session = None
 
+    def forget(self) -> None:
+        """Leave the pipeline as it was, and drop what was measured of it: it has other weights."""
+        self.end()
+        if self._tuner is not None:
+            self._tuner.close()
+            self._tuner = None
+
     def figures(self) -> dict[str, Any]:
         """The figures for the last request's response; empty if it asked for no reuse."""
         if self._handle is None or not (events := self._handle.events):
@@ -114,10 +121,10 @@ class WholeRequests:
     def _tuning(self) -> dict[str, float]:
         """Whether a tuned plan served the last request, and the number of measured pictures. Logs news."""
         assert self._handle is not None, "a request was served"
-        tuning = self._handle.tuning
+        tuning, work = self._handle.tuning, work_figures(None if self._session is None else self._session.tuner)
         if str(tuning) != self._said and not self._active.target:
             self._said = str(tuning)
             logger.info("omnireuse: %s", tuning)
         if tuning.state == "off":
-            return {}
-        return tuning_figures(tuning.state == "ready", tuning)
+            return work
+        return tuning_figures(tuning.state == "ready", tuning) | work

@@ -50,12 +50,19 @@ class HostTuner:
         self._elsewhere = Tuning(state="measuring", wanted=registry.pictures, reason="no run has begun yet")
         """The state of tuning if the latest run has no entry."""
         self._said: set[str] = set()
+        self._told = 0.0
 
     @property
     def tuning(self) -> Tuning:
         """The state of tuning for the configuration of the latest run."""
         with self._registry.lock:
             return self._elsewhere if self._latest is None else self._latest.tuning
+
+    def new_work(self) -> float:
+        """The work of tuning since this was last asked for, in full runs of one call (`Tuning.runs`)."""
+        with self._registry.lock:
+            before, self._told = self._told, sum(each.tuning.runs for each in self._registry.entries.values())
+        return max(self._told - before, 0.0)
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         """Log a line once."""
