@@ -121,7 +121,7 @@ class WholeRequests:
     def _tuning(self) -> dict[str, float]:
         """Whether a tuned plan served the last request, and the number of measured pictures. Logs news."""
         assert self._handle is not None, "a request was served"
-        tuning, work = self._handle.tuning, work_figures(None if self._session is None else self._session.tuner)
+        tuning, work = self._handle.tuning, work_figures(self._handle.extension(Tuner))
         if str(tuning) != self._said and not self._active.target:
             self._said = str(tuning)
             logger.info("omnireuse: %s", tuning)
