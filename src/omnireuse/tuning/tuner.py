@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from omnireuse.errors import NotTunableError, OmniReuseError
-from omnireuse.hooks.extension import Tunes
+from omnireuse.hooks.extension import PipelineCall
 from omnireuse.hooks.live import Loop, StepRegion
+from omnireuse.hooks.opening import Tunes
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.pipelines.call_arguments import Calls
@@ -143,9 +146,7 @@ class Tuner(HostTuner, Tunes):
 
     def attach(self, session: Session) -> None:
         """Begin, or go on with another session on the same pipeline."""
-        session.tuner, self._session, self._own_work.emit = self, session, session.emit
-        session.surround(self.around)
-        session.chooser = self._untuned
+        self._session, self._own_work.emit = session, session.emit
 
     def summarize(self, fields: dict[str, Any]) -> None:
         fields["tuning"] = self.tuning
@@ -175,9 +176,9 @@ class Tuner(HostTuner, Tunes):
             self._is_closed = True
             self._registry.close()
 
-    def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def around(self, call: PipelineCall, make: Callable[[PipelineCall], Any]) -> Any:
         """Make one call of the pipeline."""
-        pipeline, stops = self._session.pipeline, self._stops
+        pipeline, stops, args, kwargs = self._session.pipeline, self._stops, call.args, call.kwargs
         attempt = _Attempt(Callback(pipeline, kwargs))
         try:
             with self._own_work():
@@ -187,7 +188,7 @@ class Tuner(HostTuner, Tunes):
             why, attempt.failure = None, error
         if why is not None:
             self.pass_by(why)
-            return self._session.call(proceed, args, kwargs)
+            return make(call)
         try:
             with ExitStack() as stack:
                 try:
@@ -199,7 +200,7 @@ class Tuner(HostTuner, Tunes):
                     attempt.unlike = error
                 watched = stack.enter_context(attempt.callback.watched())
                 try:
-                    result = self._session.call(proceed, args, watched, lambda start: self._choose(attempt, start))
+                    result = make(replace(call, kwargs=watched, choose=partial(self._choose, attempt)))
                 except BaseException as error:
                     if attempt.recording is not None and attempt.entry is not None:
                         attempt.entry.broken_off(error)
@@ -211,7 +212,7 @@ class Tuner(HostTuner, Tunes):
                 agreement=self._registry.agreement,
                 computed=attempt.bar.computed,
             )
-            self._made(attempt, SessionShadows(self._session, proceed, self.references, pulse))
+            self._made(attempt, SessionShadows(self._session, call.proceed, self.references, pulse))
         finally:
             attempt.bar.close()
             if attempt.is_held and attempt.entry is not None:
@@ -219,15 +220,14 @@ class Tuner(HostTuner, Tunes):
             attempt.failure = attempt.unlike = None  # their tracebacks hold this attempt, and the picture
         return result
 
-    def _untuned(self, start: RunStart) -> Chosen:
-        """The untuned default for a run that cannot be made again, because no call of the pipeline makes it, and for
-        calls that are not tuned."""
+    def choose(self, start: RunStart) -> None:
+        """Leave the untuned default to a run that cannot be made again, because no call of the pipeline makes it, and
+        to calls that are not tuned."""
         if start.call is None:
             self.pass_by(
                 "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
                 "__call__ of an object with the scheduler and the denoiser"
             )
-        return Chosen(strategy=self._session.strategy)
 
     def _choose(self, attempt: _Attempt, start: RunStart) -> Chosen:
         """What a run follows: the untuned default if tuning meets an error."""
