@@ -98,6 +98,8 @@ class Recording(Stepper):
     def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         if self.failure is None and step != len(self.steps):
             self.fail(StateError("the loop went back to an earlier step"))
+        if getattr(kind, "conditions", 0) and self.failure is None:
+            self.fail(StateError("what the steps are computed from changed in the middle of the picture"))
         self.kinds.add(kind)
         self._kind = kind
         return True
