@@ -27,7 +27,7 @@ from omnireuse.hooks.denoisers import adapter_scales, model_name, parameters_of,
 from omnireuse.hooks.interception import Handler
 from omnireuse.hooks.parts import Guided, Parts
 from omnireuse.hooks.regions.cuts import Cuts
-from omnireuse.hooks.run import Chooser, DenoiserCall, Layout, Region, Run, previous_sample
+from omnireuse.hooks.run import Chooser, DenoiserCall, Layout, Region, Run
 from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps
 from omnireuse.hooks.timesteps import NAMES
 from omnireuse.loop.events import FellBack, Hooks
@@ -37,7 +37,7 @@ from omnireuse.loop.stepper import Stepper
 if TYPE_CHECKING:
     from omnireuse.hooks.inert import InertRuns
 
-__all__ = ["Live", "Loop", "SeveralOutputsError", "StepRegion", "kinds_of", "next_step"]
+__all__ = ["Live", "Loop", "SeveralOutputsError", "StepRegion", "kinds_of", "next_step", "previous_sample"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -207,7 +207,10 @@ class Live(ABC):
         region = run.region
         try:
             run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
-            moved = loop.steps.moved_to(run, values.get("timestep"))
+            due, given = loop.steps.due, values.get("timestep")
+            # By its address, as a loop over the scheduler's timesteps hands it on.
+            is_due = type(given) is torch.Tensor and given.ndim == 0 and given.data_ptr() == due.get(run.step)
+            moved = None if is_due else loop.steps.moved_to(run, given)
             # The first step was computed, and what it has given belongs to another step.
             if moved is None or run.step:
                 output = region.scheduler_step(run, values["model_output"], values["sample"])
@@ -303,6 +306,14 @@ def form_of(
     options.sort()
     scales = adapter_scales(module) if "peft_config" in vars(module) else None
     return given, tuple(options), Layout(tuple(tensors), scales, (), denoiser, controls)
+
+
+def previous_sample(result: Any) -> torch.Tensor | None:
+    """The latents that a scheduler's step returned, in whatever form; None if there are none."""
+    sample = getattr(result, "prev_sample", None)
+    if sample is None and isinstance(result, (tuple, list)) and result:
+        sample = result[0]
+    return sample if isinstance(sample, torch.Tensor) else None
 
 
 def end_step(run: Run, latents: torch.Tensor | None) -> bool:

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -218,11 +219,12 @@ class Session(Live):
         self._refresh()
         pipeline, outside = self.pipeline, self.calls_outside
         loop, loops = Loop(chooser, (pipeline, args, kwargs)), self._loops
+        looks = partial(self._parts.refresh_others, pipeline)  # a callback may have replaced the scheduler
         loop.steps.announce()
         loops.calls.append(loop)
         loops.now = loop
         try:
-            with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as aside:
+            with calling(pipeline), callbacks_aside(args, kwargs, looks) as aside:
                 result = proceed(*aside.args, **aside.kwargs)
             self._end(is_complete=getattr(pipeline, "_interrupt", False) is not True)
         finally:
@@ -233,11 +235,6 @@ class Session(Live):
         if not loop.had_run:
             self._inert.no_run(self._name, is_called=self.calls_outside != outside)
         return result
-
-    def _called_back(self) -> None:
-        """Handle the end of a callback, which may have replaced the scheduler."""
-        if self._is_open:
-            self._parts.refresh_others(self._pipeline())
 
     # -- the calls of its parts
 

@@ -99,6 +99,13 @@ class Timetable:
         """The timesteps. Cost: one read of the device, the first time."""
         return [float(each) for each in self._timesteps.tolist()]
 
+    def addresses(self, begin: int) -> dict[int, int]:
+        """Where each timestep lies in memory, by its step in a run that begins there."""
+        mine = self._timesteps
+        if type(mine) is not torch.Tensor or mine.is_meta or not mine.is_contiguous():
+            return {}
+        return {step - begin: mine.data_ptr() + step * mine.element_size() for step in range(begin, self.count)}
+
     def entry(self, given: Any) -> int | None:
         """The step whose timestep this is by its place in memory, as a loop over the timesteps gets it."""
         mine = self._timesteps
@@ -150,6 +157,8 @@ class Steps:
         """Of the run under way."""
         self._table: Timetable | None = None
         self._begin = 0
+        self.due: Mapping[int, int] = {}
+        """The address of each step's timestep."""
         self._hinted: int | None = None
         self._calls_a_step: int | None = None
         self._latents: tuple[torch.Tensor, int | None] | None = None
@@ -190,6 +199,7 @@ class Steps:
             begin = self._first(table, asked, taken) if self._in_call else self._first_of_loop(table, asked)
         self.forget()
         self._scheduler, self._table, self._begin, self._hinted = scheduler, table, begin, self.hint.step
+        self.due = table.addresses(begin)
         levels = noise_levels(scheduler)[begin:]
         total = taken if isinstance(taken, int) and 0 < taken <= len(levels) else len(levels)
         return Begin(total=total, levels=levels, scheduler=scheduler)
@@ -312,6 +322,7 @@ class Steps:
         if not places:
             return None
         end, self._begin = self._begin + (run.generation.total or 0), places[0]
+        self.due = table.addresses(self._begin)
         levels = noise_levels(self._scheduler)[self._begin :]
         total = end - self._begin if 0 < end - self._begin <= len(levels) else len(levels)
         return Begin(total=total, levels=levels, scheduler=self._scheduler)
