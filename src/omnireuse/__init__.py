@@ -35,7 +35,6 @@ from omnireuse.base.lazy import lazy_exports
 if TYPE_CHECKING:
     from omnireuse.calibration.calibrate import calibrate
     from omnireuse.calibration.tune import tune
-    from omnireuse.enabling import enable
     from omnireuse.forecasters import (
         Blend,
         Fitted,
@@ -44,10 +43,12 @@ if TYPE_CHECKING:
         Memory,
         Polynomial,
     )
+    from omnireuse.front import enable
     from omnireuse.handle import Handle, disable, handle_of
     from omnireuse.loop.events import Choice, Decision
     from omnireuse.loop.generation import Generation, layout_of
     from omnireuse.loop.strategy import Strategy
+    from omnireuse.modulation.cache import ModulationCache, install_modulation_cache, uninstall_modulation_cache
     from omnireuse.named.measuring import fit_tea_cache
     from omnireuse.noise.schedulers import noise_levels
     from omnireuse.policies import (
@@ -84,6 +85,7 @@ __all__ = [
     "Hold",
     "MagCache",
     "Memory",
+    "ModulationCache",
     "Never",
     "Policy",
     "Polynomial",
@@ -105,9 +107,11 @@ __all__ = [
     "errors",
     "fit_tea_cache",
     "handle_of",
+    "install_modulation_cache",
     "layout_of",
     "noise_levels",
     "tune",
+    "uninstall_modulation_cache",
 ]
 
 _HOMES = {
@@ -115,10 +119,11 @@ _HOMES = {
     "profiles.profile": "Profile",
     "named.measuring": "fit_tea_cache",
     "handle": "Handle disable handle_of",
-    "enabling": "enable",
+    "front": "enable",
     "loop.events": "Choice Decision",
     "forecasters": "Blend Fitted Forecaster Hold Memory Polynomial",
     "loop.generation": "Generation layout_of",
+    "modulation.cache": "ModulationCache install_modulation_cache uninstall_modulation_cache",
     "noise.schedulers": "noise_levels",
     "policies": ("EasyCache ErrorControl EveryNth MagCache Never ResidualDiff SeaCache Spread StepMask Steps TeaCache"),
     "policies.base": "Policy StepView",

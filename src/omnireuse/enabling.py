@@ -1,225 +1,28 @@
-"""One call for any diffusers pipeline."""
+"""Reuse on a pipeline, by a value that opens itself: a strategy, a target, a profile, a named cache, or your own."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, overload
+from collections.abc import Iterable
+from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.arguments.checks import check_arguments
-from omnireuse.arguments.choices import (
-    BackendName,
-    CacheOptions,
-    ForecasterName,
-    PolicyName,
-    StrategyOptions,
-)
-from omnireuse.arguments.targets import strategy_for, strategy_of
-from omnireuse.arguments.tune import check_tune, why_untuned
-from omnireuse.base.validation import kind_error
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, forward_group
-from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.strategy import Region, Strategy, WholeRegion
-from omnireuse.profiles.target import Target
-from omnireuse.references import ReferenceAxis, References, axis_for
-
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
-    from omnireuse.forecasters.base import Forecaster
-    from omnireuse.hooks.session import Session
-    from omnireuse.policies.base import Policy
-    from omnireuse.profiles.profile import Profile
-    from omnireuse.tuning.audit import Auditor
-    from omnireuse.tuning.tuner import Tuner
+from omnireuse.hooks.extension import Extension, Openable
 
 __all__ = ["enable"]
 
 
-@overload
 def enable(
-    pipeline: Any,
-    backend: None = None,
-    *,
-    speedup: float | None = None,
-    computed_steps: int | None = None,
-    quality: float | None = None,
-    tolerance: float | None = None,
-    profile: Profile | str | os.PathLike[str] | None = None,
-    region: WholeRegion | None = None,
-    group: dist.ProcessGroup | None = None,
-    tune: bool | int | None = None,
-    audit: float = 0.0,
-    references: bool | Literal["host"] | References | None = None,
-) -> Handle: ...
-@overload
-def enable(
-    pipeline: Any,
-    backend: BackendName,
-    *,
-    profile: Profile | str | os.PathLike[str] | None = None,
-    group: dist.ProcessGroup | None = None,
-    **options: Unpack[CacheOptions],
-) -> Handle: ...
-@overload
-def enable(
-    pipeline: Any,
-    backend: None = None,
-    *,
-    policy: Policy | PolicyName,
-    forecaster: Forecaster | ForecasterName | None = None,
-    region: Region | None = None,
-    group: dist.ProcessGroup | None = None,
-    references: bool | Literal["host"] | References | None = None,
-    **options: Unpack[StrategyOptions],
-) -> Handle: ...
-@overload
-def enable(
-    pipeline: Any,
-    backend: Strategy,
-    *,
-    group: dist.ProcessGroup | None = None,
-    references: bool | Literal["host"] | References | None = None,
-) -> Handle: ...
-def enable(
-    pipeline: Any,
-    backend: BackendName | Strategy | None = None,
-    *,
-    speedup: float | None = None,
-    computed_steps: int | None = None,
-    quality: float | None = None,
-    tolerance: float | None = None,
-    profile: Profile | str | os.PathLike[str] | None = None,
-    policy: Policy | PolicyName | None = None,
-    forecaster: Forecaster | ForecasterName | None = None,
-    region: Region | None = None,
-    group: dist.ProcessGroup | None = None,
-    tune: bool | int | None = None,
-    audit: float = 0.0,
-    references: bool | Literal["host"] | References | None = None,
-    **options: Any,
+    pipeline: Any, value: Openable, *, group: dist.ProcessGroup | None = None, extensions: Iterable[Extension] = ()
 ) -> Handle:
-    """Compute some denoising steps of a pipeline and forecast the others, until `disable`.
-
-    There are four ways to say how many:
-
-        enable(pipe)                                       # the default: half of the steps, at least 12
-        enable(pipe, speedup=2.5)                          # a target; or computed_steps, quality, tolerance, profile
-        enable(pipe, "tea_cache", rel_l1_thresh=0.2)       # a cache backend with its options
-        enable(pipe, Strategy.default(speedup=2))          # a strategy: the default without tuning, or one of your own
+    """Reuse on a pipeline, as the value has it, until `disable`. `omnireuse.enable` makes the value from keywords.
 
     Args:
-        pipeline: any diffusers pipeline with a `transformer`, `unet`, `prior` or `decoder`.
-        backend: name of a cache backend; `options` are then fields of `DiffusionCacheConfig`. Or a `Strategy`.
-        speedup: all steps divided by computed steps, ≥ 1. It counts steps, not time: time falls by the denoiser's
-            share of it.
-        computed_steps: how many steps are computed, ≥ 1.
-        quality: PSNR in dB to the full run that at least nine of ten pictures reach, from 15 to 100. With a profile
-            this is a guarantee (95 % confidence); without one, an estimate from your first pictures.
-        tolerance: relative L1 error that at least nine of ten final latents stay within, above 0 and below 1: 0.05 is
-            5 %. Needs no profile: the number of computed steps follows from your first pictures, and without `tune`
-            from the errors measured during each run (`ErrorControl`).
-        profile: what `omnireuse.calibrate` found for this pipeline; or its file, its folder, or its id on the Hugging
-            Face Hub, ``owner/name`` or ``owner/name@revision``. It computes half of the steps unless `speedup`,
-            `computed_steps` or `quality` is given. A number of steps that it has no plan for is computed all the same,
-            without a promise. With the backend "tea_cache" or "mag_cache" it gives the measured coefficients or ratios.
-        policy: a policy or its name; `options` may then name the `prediction_target`, the `signal` and the `axis` of
-            `Strategy`.
-        forecaster: a forecaster or its name; "hold" if a policy is given without one.
-        region: what is skipped. Without a policy "step" or "call"; by default "step", or "call" if the pipeline or
-            the profile needs it.
-        group: the ranks that share the forward's collectives (sequence or tensor parallel) and must decide alike. By
-            default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
-            parallel first; none if every rank runs its own model.
-        tune: measure the first pictures of each kind, which are computed in full, and go on with the plan that leaves
-            the least error in them: True, False, or how many pictures at most (3 by default; a quality or a tolerance
-            takes 6 at least, which fewer cannot judge). It goes with the default and the targets. Plans are kept on
-            disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
-        audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
-            `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
-        references: of editing models: True computes the references' tokens at the first computed call and at every
-            fourth after it. The calls in between use the keys and values that were kept of them; such lean calls are
-            an approximation, and add to the error of reuse. "host" keeps them in the memory of the host.
-            False computes all tokens at all computed calls. With None, and if pictures are measured with True and
-            "host" too, tuning decides: it takes lean calls if they add little to the error of its plan.
-        options: fields of `DiffusionCacheConfig` with a backend; with a policy `prediction_target`, `signal`, `axis`.
-
-    Returns:
-        The handle: `summary()` says what was reused, `disable()` restores the pipeline. It is a context manager, too.
-            You need not keep it: `omnireuse.handle_of(pipeline)` returns it, `omnireuse.disable(pipeline)` ends reuse.
-
-    Raises:
-        ConfigError: a value is out of range, an option belongs somewhere else, two ways are given at once, or a target
-            cannot be reached; the error says what can be had.
-        WrongTypeError: a value is of the wrong kind.
-        UnknownNameError: a backend, option, policy or forecaster does not exist (the error names the nearest), or the
-            model has no declaration for the region.
-        UnsupportedModelError: the pipeline has no denoiser, or one that the region cannot serve.
-        StateError: reuse is enabled already, or the profile belongs to another pipeline.
-        MissingExtraError: the backend needs a library that is not installed.
+        group: the ranks that decide together; None for those that share the denoiser's forward.
+        extensions: work beside those of the value.
     """
-    axes = {name: options.pop(name) for name in StrategyOptions.__annotations__ if name in options}
-    target = Target.of("enable", tolerance=tolerance, speedup=speedup, computed_steps=computed_steps, quality=quality)
-    ways = {"backend": backend, "policy": policy, "forecaster": forecaster, "region": region, **axes}
-    check_arguments(pipeline, target, ways, profile=profile, tune=tune, audit=audit, options=options)
-    if isinstance(backend, str):
-        axis_for(references, pipeline, None)
-        from omnireuse.named.step_caches import enable_step_cache
-
-        return enable_step_cache(backend, options, pipeline, lambda: _agreement(pipeline, group), profile)
-    agreement = _agreement(pipeline, group)
-    if policy is not None:
-        backend = strategy_of(policy, "hold" if forecaster is None else forecaster, region=region or "step", **axes)
-    if backend is not None:
-        decides, forecasts = type(backend.policy).__name__, type(backend.forecaster).__name__
-        lean = axis_for(references, pipeline, backend.region)
-        name = f"{decides} × {forecasts} on {backend.region}"
-        return Handle(pipeline, backend, name=name, agreement=agreement, references=lean)
-    why = partial(why_untuned, tune)
-    chosen = strategy_for(pipeline, target, profile=profile, region=region, untuned=why)
-    untuned = "a profile" if profile is not None else why(chosen.strategy.region)
-    aim = target.name if target.is_of_results else ""
-    lean = axis_for(references, pipeline, chosen.strategy.region, aim, is_tuned=not untuned)
-    tried = None if isinstance(references, References) else lean
-    return Handle(
-        pipeline,
-        chosen.strategy,
-        name=chosen.name,
-        agreement=agreement,
-        promise=chosen.promise,
-        like=chosen.like,
-        tuner=None if untuned else _tuner(tune, agreement, target, tried),
-        untuned=untuned,
-        auditor=_auditor(audit, target.tolerance) if audit else None,
-        references=lean,
-        adapts=region is None,
-    )
-
-
-def _agreement(pipeline: Any, group: dist.ProcessGroup | None) -> Agreement:
-    if group is not None and not (dist.is_available() and isinstance(group, dist.ProcessGroup)):
-        raise kind_error("enable", "group", "be a torch.distributed process group", group)
-    return Agreement(group if group is not None else forward_group(denoisers_of(pipeline)))
-
-
-def _tuner(
-    tune: object, agreement: Agreement, target: Target, references: ReferenceAxis | None
-) -> Callable[[Session], Tuner]:
-    # Without tuning none of this is loaded.
-    from omnireuse.tuning.registry import PlanRegistry
-    from omnireuse.tuning.store import Store
-    from omnireuse.tuning.tuner import Tuner
-
-    command, pictures = "omnireuse.enable(pipe)", check_tune(tune)
-    registry = PlanRegistry(pictures=pictures, store=Store(), command=command, agreement=agreement)
-    return partial(Tuner, target=target, registry=registry, references=references)
-
-
-def _auditor(share: float, tolerance: float | None) -> Callable[[Session], Auditor]:
-    from omnireuse.tuning.audit import Auditor
-
-    return lambda session: Auditor(session, share, tolerance)
+    group = forward_group(denoisers_of(pipeline)) if group is None else group
+    strategy, name, own = value.open(pipeline, group)
+    return Handle(pipeline, (strategy, name, (*own, *extensions)), group)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.hooks.denoisers import denoisers_of
+from omnireuse.hooks.extension import ByCalls, Extension, Opened, Tunes, Untuned
 from omnireuse.hooks.inert import InertRuns
 from omnireuse.hooks.run import RegionFactory
 from omnireuse.hooks.session import Session, session_of
@@ -18,18 +19,16 @@ from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision, Event
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
-from omnireuse.profiles.guidance import Calibrated, CalibratedRuns
-from omnireuse.references import ReferenceAxis
 from omnireuse.summary.counters import Counts
-from omnireuse.summary.summary import Promise, Summary, summary_html
+from omnireuse.summary.summary import Summary, summary_html
 from omnireuse.summary.tuning import Tuning
 
 if TYPE_CHECKING:
     from omnireuse.profiles.profile import Profile
-    from omnireuse.tuning.audit import Auditor
-    from omnireuse.tuning.tuner import Tuner
 
 __all__ = ["Handle", "disable", "handle_of"]
+
+E = TypeVar("E", bound=Extension)
 
 
 class Handle:
@@ -40,17 +39,8 @@ class Handle:
 
     Args:
         pipeline: a pipeline with a denoiser.
-        strategy: what is skipped, which policy decides, and what replaces a skipped value.
-        name: name of the strategy.
-        region: builds the region; the strategy's own by default.
-        agreement: how ranks agree; by default this rank decides alone.
-        promise: what a profile promises of the strategy's quality.
-        like: the runs that the promise was measured on; each run is compared with them.
-        tuner: builds the object that measures pictures and tunes the strategy; None if nothing is tuned.
-        untuned: why nothing is tuned, in words.
-        auditor: builds the object that compares some pictures with full runs; None for no audits.
-        references: makes the computed calls of an editing model full or lean; None for full ones.
-        adapts: go on in region "call" if region "step" meets several kinds of latents; without it that is an error.
+        opened: the strategy, its name, and what works beside it.
+        group: the ranks that decide together; None if this one decides alone.
 
     Raises:
         StateError: reuse is enabled on this pipeline already.
@@ -58,51 +48,29 @@ class Handle:
         UnknownNameError: the model has no declaration for the region.
     """
 
-    def __init__(
-        self,
-        pipeline: Any,
-        strategy: Strategy,
-        *,
-        name: str,
-        region: RegionFactory | None = None,
-        agreement: Agreement | None = None,
-        promise: Promise | None = None,
-        like: Calibrated | None = None,
-        tuner: Callable[[Session], Tuner] | None = None,
-        untuned: str = "tune=False",
-        auditor: Callable[[Session], Auditor] | None = None,
-        references: ReferenceAxis | None = None,
-        adapts: bool = False,
-    ) -> None:
+    def __init__(self, pipeline: Any, opened: Opened, group: dist.ProcessGroup | None = None) -> None:
+        strategy, self.name, self._extensions = opened
         if (present := handle_of(pipeline)) is not None:
             raise StateError(
-                f"reuse is already enabled on this {type(pipeline).__name__} ({present.name}), so {name} cannot be "
-                "enabled; call omnireuse.disable(pipeline) first"
+                f"reuse is already enabled on this {type(pipeline).__name__} ({present.name}); call "
+                "omnireuse.disable(pipeline) first, or use omnireuse.handle_of(pipeline)"
             )
-        self.name: str = name
-        if promise is not None and promise.but is None and references is not None and references.plan is not None:
-            but = "lean calls keep keys of references, and the profile was measured without"
-            promise = replace(promise, but=but)
-        self._counts, self._promise, self._references = Counts(), promise, references
-        make, runs = region or make_region, None
-        if like is not None and promise is not None:
-            runs = CalibratedRuns(like, promise, name, lambda event: self._session.emit(event))
+        self._counts = Counts()
+        make: RegionFactory = make_region
+        for each in self._extensions:
+            make = each.region(make)
         self._session = Session(
             pipeline,
             strategy,
-            make if references is None else references.around(make),
+            make,
             self._counts.take,
             InertRuns(strategy, self._counts),
             handle=self,
-            agreement=agreement,
-            chooser=None if runs is None else runs.choose,
-            adapts=adapts,
+            agreement=Agreement(group),
+            adapts=any(isinstance(each, ByCalls) for each in self._extensions),
         )
-        if tuner is not None:
-            tuner(self._session)
-        if auditor is not None:
-            auditor(self._session)
-        self._untuned = Tuning(state="off", reason=untuned)
+        for each in self._extensions:
+            each.attach(self._session)
         self._enabled = True
         self._pipeline = type(pipeline).__name__
 
@@ -119,12 +87,29 @@ class Handle:
     @property
     def tuning(self) -> Tuning:
         """The state of tuning, for the configuration of the latest run."""
-        return self._untuned if (tuner := self._tuner) is None else tuner.tuning
+        return self._tunes.tuning
 
     @property
     def tuned_profile(self) -> Profile | None:
         """The profile with the plan in use; None before tuning is ready, and if tuning is off."""
-        return None if (tuner := self._tuner) is None else tuner.profile
+        profile: Profile | None = self._tunes.profile
+        return profile
+
+    def attach(self, extension: Extension) -> None:
+        """Let an extension work beside those that are there; its `region` is not asked any more."""
+        self._extensions = (*self._extensions, extension)
+        extension.attach(self._session)
+
+    def detach(self, kind: type[E]) -> E | None:
+        """Take out the extension of this kind, without closing it; None if there is none."""
+        found = next((each for each in self._extensions if isinstance(each, kind)), None)
+        self._extensions = tuple(each for each in self._extensions if each is not found)
+        return found
+
+    @property
+    def _tunes(self) -> Tunes:
+        found = (each for each in self._extensions if isinstance(each, Tunes))
+        return next(found, Untuned("tune=False"))
 
     @property
     def events(self) -> tuple[Decision, ...]:
@@ -146,20 +131,12 @@ class Handle:
 
         return unsubscribe
 
-    @property
-    def _tuner(self) -> Tuner | None:
-        tuner: Tuner | None = self._session.tuner
-        return tuner
-
     def summary(self) -> Summary:
         """What was computed and what was reused so far. `print` shows a short text; a notebook shows figures."""
-        return self._counts.summary(
-            self.name,
-            self._promise,
-            calls_outside=self._session.calls_outside,
-            tuning=None if (tuner := self._tuner) is None else tuner.tuning,
-            references=None if self._references is None else self._references.calls,
-        )
+        fields: dict[str, Any] = {"calls_outside": self._session.calls_outside}
+        for each in self._extensions:
+            each.summarize(fields)
+        return self._counts.summary(self.name, **fields)
 
     def expect(self, num_inference_steps: int | None) -> None:
         """Drop all state and set the step count of the next run, for engines without a diffusers scheduler.
@@ -186,8 +163,8 @@ class Handle:
 
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""
-        if (tuner := self._tuner) is not None:
-            tuner.close()
+        for each in self._extensions:
+            each.close()
         self._session.close()
         self._enabled = False
 

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import torch
 
 from omnireuse.handle import Handle
+from omnireuse.hooks.extension import InRegion
 from omnireuse.hooks.live import StepRegion
 from omnireuse.planning.fit import WeightFit
 from omnireuse.tuning.full_run import FullRun
@@ -52,7 +53,7 @@ class _Given(torch.nn.Module):
 def recorded(pipeline: Any, run: Callable[[], T], steps: int) -> tuple[FullRun, T]:
     """What a full run has shown, and what it returned."""
     recording = Recording(pipeline.scheduler, steps, calls_may_change=True)
-    with Handle(pipeline, FULL, name="full run", region=lambda *_: StepRegion(stepper=recording)):
+    with Handle(pipeline, (FULL, "full run", (InRegion(lambda *_: StepRegion(stepper=recording)),))):
         result = run()
     assert recording.is_whole, recording.failure
     return FullRun.of(recording), result
@@ -61,5 +62,5 @@ def recorded(pipeline: Any, run: Callable[[], T], steps: int) -> tuple[FullRun, 
 def led(pipeline: Any, run: Callable[[], T], fit: WeightFit, full: FullRun) -> T:
     """What a run returns that fits weights along a full run."""
     region = StepRegion(stepper=Beside(full, fit.first_gap, Led(fit, full, pipeline.scheduler)))
-    with Handle(pipeline, FULL, name="fit", region=lambda *_: region):
+    with Handle(pipeline, (FULL, "fit", (InRegion(lambda *_: region),))):
         return run()

@@ -25,3 +25,6 @@ def test_a_figure_above_its_limit_is_told() -> None:
     assert {"omnireuse.policies.base", "omnireuse.errors"} <= script["closure"]("omnireuse.loop.events")
     told = script["over"]({**script["figures"](), "circles of files": 99})
     assert [each for each in told if each.startswith("circles of files: 99 is above")]
+    assert [
+        each for each in script["over"]({**script["figures"](), "lines of src": 9}) if "is above 9; --lower" in each
+    ]

@@ -14,8 +14,8 @@ from typing import Any
 from omnireuse.arguments.targets import strategy_for
 from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.base.validation import is_number
-from omnireuse.enabling import enable
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
+from omnireuse.front import enable
 from omnireuse.loop.strategy import Strategy
 from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.policies.spread import nearest

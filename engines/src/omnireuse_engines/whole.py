@@ -8,7 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.enabling import enable
+from omnireuse.front import enable
 from omnireuse.handle import Handle
 from omnireuse.hooks.interception import Interception, intercept
 from omnireuse.hooks.session import Session, session_of
@@ -66,8 +66,9 @@ class WholeRequests:
             self._session = session_of(pipeline)
             assert self._session is not None, "reuse was enabled"
             if self._tuner is not None and not wanted.target:
-                self._session.tuner.close()
-                self._tuner.serve(self._session)
+                if (unused := self._handle.detach(Tuner)) is not None:
+                    unused.close()
+                self._handle.attach(self._tuner)
                 self._tuner = None
             if self._calls is not None:
                 self._taken = self._taken_by(self._session, self._calls)
@@ -90,8 +91,7 @@ class WholeRequests:
             self._taken.undo()
             self._taken = None
         if self._handle is not None and self._session is not None:
-            tuner, self._session.tuner = self._session.tuner, None
-            self._tuner = self._tuner if tuner is None else tuner
+            self._tuner = self._handle.detach(Tuner) or self._tuner
             self._handle.disable()
             self._handle = self._session = None
 

@@ -55,7 +55,7 @@ def check_arguments(
             f"enable(pipeline, {backend!r}): the second argument names a cache backend, got a file; "
             f"write profile={backend!r}"
         )
-    if backend is not None and not isinstance(backend, (str, Strategy)):
+    if not (backend is None or isinstance(backend, str) or _opens(backend)):
         raise _no_backend(backend)
     if isinstance(region, str) and region not in REGIONS:
         raise UnknownNameError("region", region, REGIONS)
@@ -83,6 +83,10 @@ def check_arguments(
     if profile is not None and not isinstance(backend, str):
         aims["profile"] = profile
     _check_ways(given, aims)
+
+
+def _opens(value: object) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, "open", None)) and not isinstance(value, os.PathLike)
 
 
 UNNAMED = {Spread: "speedup=2.0", Steps: "steps=(0, 2, 5)", MagCache: "ratios=…"}
@@ -151,7 +155,7 @@ _ON_STRATEGY = {field.name for field in fields(Strategy)} - StrategyOptions.__an
 def _no_backend(given: object) -> WrongTypeError:
     """The error for a second argument that is neither the name of a backend nor a strategy."""
     remedies = {
-        numbers.Real: f"to ask for a number of computed steps write speedup={given!r}",
+        numbers.Real: f"for {given!r} times fewer steps write speedup={given!r}, for a number of steps computed_steps=",
         Profile: "write profile=",
         os.PathLike: f"write profile={str(given)!r}",
         Policy: f"write policy={given!r}",

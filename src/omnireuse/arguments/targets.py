@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
+
+import torch.distributed as dist
 
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import forecaster_named
 from omnireuse.forecasters.base import Forecaster
 from omnireuse.forecasters.blend import Blend
 from omnireuse.hooks.denoisers import denoisers_of, model_name
+from omnireuse.hooks.extension import ByCalls, Opened, Untuned
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import policy_named
 from omnireuse.policies.base import Policy
 from omnireuse.policies.error_control import ErrorControl
 from omnireuse.policies.fixed import Steps
 from omnireuse.policies.spread import Spread
-from omnireuse.profiles.guidance import Calibrated, Choice
-from omnireuse.profiles.profile import Profile, profile_for
+from omnireuse.profiles.guidance import CalibratedRuns
+from omnireuse.profiles.profile import Choice, Profile, profile_for
 from omnireuse.profiles.target import Target
 
-__all__ = [
-    "SEVERAL_KINDS",
-    "in_fitting_region",
-    "strategy_for",
-    "strategy_of",
-]
+__all__ = ["SEVERAL_KINDS", "Profiled", "in_fitting_region", "strategy_for", "strategy_of"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -82,7 +79,9 @@ def strategy_for(
             "like the first"
         )
     if profile is not None:
-        return _by_profile(profile, pipeline, target, region)
+        known = profile_for(pipeline, profile, quality=target.quality)
+        chosen = known.choose(target, pipeline)
+        return chosen._replace(strategy=in_fitting_region(chosen.strategy, pipeline, region), known=known)
     if target.quality is not None:
         strategy = in_fitting_region(Strategy(policy=Spread(speedup=1.0), forecaster=Blend()), pipeline, region)
         if why := untuned(strategy.region):
@@ -99,30 +98,29 @@ def strategy_for(
     return Choice(in_fitting_region(strategy, pipeline, region), str(target))
 
 
-def _by_profile(profile: Profile | str | os.PathLike[str], pipeline: Any, target: Target, region: str | None) -> Choice:
-    """The strategy that a profile has for a target, and for runs whose guidance is far from the profile's."""
-    known = profile_for(pipeline, profile, quality=target.quality)
-    chosen = known.choose(target, pipeline)
-    policy = chosen.strategy.policy
-    if isinstance(policy, Steps) and policy.elsewhere is not None:
-        policy = policy.elsewhere
-    return chosen._replace(
-        strategy=in_fitting_region(chosen.strategy, pipeline, region),
-        like=Calibrated(
-            arguments=known.arguments(pipeline),
-            unlike=_looks_at(known, pipeline),
-            fallback=in_fitting_region(Strategy(policy=policy, forecaster=Blend()), pipeline, region),
-        ),
-    )
+@dataclass(frozen=True)
+class Profiled:
+    """A profile, or its place, as a value that opens itself; the other fields are as of `strategy_for`."""
 
+    profile: Profile | str | os.PathLike[str]
+    target: Target
+    region: str | None = None
 
-def _looks_at(known: Profile, pipeline: Any) -> Callable[[], str | None]:
-    """Tells how the pipeline, which is held weakly, differs from that of the profile."""
-    try:
-        held: Callable[[], Any] = weakref.ref(pipeline)
-    except TypeError:
-        return lambda: known.unlike(pipeline)
-    return lambda: None if (living := held()) is None else known.unlike(living)
+    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
+        """The profile's strategy, and its promise.
+
+        Raises:
+            ConfigError: no strategy reaches the target.
+            StateError: the profile belongs to another pipeline.
+        """
+        chosen = strategy_for(pipeline, self.target, profile=self.profile, region=self.region)
+        policy = chosen.strategy.policy
+        if isinstance(policy, Steps) and policy.elsewhere is not None:
+            policy = policy.elsewhere
+        fallback = in_fitting_region(Strategy(policy=policy, forecaster=Blend()), pipeline, self.region)
+        adapts = (ByCalls(),) if self.region is None else ()
+        runs = CalibratedRuns(pipeline, chosen, fallback)
+        return chosen.strategy, chosen.name, (runs, Untuned("a profile"), *adapts)
 
 
 def in_fitting_region(strategy: Strategy, pipeline: Any, region: str | None = None) -> Strategy:

@@ -13,6 +13,7 @@ import numpy as np
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, is_compiled_whole
+from omnireuse.hooks.extension import InRegion
 from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Region
 from omnireuse.loop.strategy import Strategy
@@ -100,7 +101,7 @@ class PipelineRunner:
             return StepRegion(stepper=made[-1], inner=inner)
 
         strategy = self._watching()
-        with Handle(self.pipeline, strategy, name="full run", region=region) as handle:
+        with Handle(self.pipeline, (strategy, "full run", (InRegion(region),))) as handle:
             pictures = self.pictures(places, strict=True)
         broken = [place for place, each in zip(places, pictures, strict=True) if not np.isfinite(each).all()]
         if broken or handle.summary().broken:
@@ -148,7 +149,7 @@ class PipelineRunner:
         """Fit weights for a schedule along the full runs' paths, and follow them."""
         beside = Beside(call.full, fit.first_gap, Led(fit, call.full, self.pipeline.scheduler))
         region = StepRegion(stepper=beside)
-        with Handle(self.pipeline, FULL, name="fit", region=lambda *_: region):
+        with Handle(self.pipeline, (FULL, "fit", (InRegion(lambda *_: region),))):
             pictures = self.pictures(call.replay)
         if beside.latents is None:
             raise StateError("a run of a fit ended before its last step")
@@ -157,6 +158,6 @@ class PipelineRunner:
     def score(self, strategy: Strategy, places: range, full: Sequence[Picture]) -> list[float]:
         """PSNR in dB of the prompts of these places to the pictures of their `full` run, as `capped_psnr`, if one
         call follows a strategy."""
-        with Handle(self.pipeline, strategy, name="plan"):
+        with Handle(self.pipeline, (strategy, "plan", ())):
             pictures = self.pictures(places)
         return [capped_psnr(*pair) for pair in zip(pictures, full, strict=True)]

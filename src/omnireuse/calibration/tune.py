@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
-from omnireuse.enabling import enable
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.front import enable
 from omnireuse.handle import Handle
 from omnireuse.hooks.session import session_of
 from omnireuse.pipelines.bars import without_bar

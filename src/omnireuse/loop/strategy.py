@@ -266,7 +266,7 @@ class Strategy:
         return self.chosen_target, corrects and self.chosen_target == "x0"
 
     @classmethod
-    def default(cls, *, speedup: float | None = None, computed_steps: int | None = None) -> Strategy:
+    def default(cls, *, speedup: float | None = None, computed_steps: int | None = None, **unknown: object) -> Strategy:
         """The strategy of `enable` without tuning and without a profile.
 
         All branches of a step are forecast together, as far as the last computed step has shown it to be safe. Computed
@@ -281,11 +281,18 @@ class Strategy:
 
         Raises:
             ConfigError: both are given, or one is out of range.
+            UnknownNameError: another argument.
         """
+        for name in unknown:
+            raise UnknownNameError("argument of Strategy.default", name, ("speedup", "computed_steps"))
         given: dict[str, Any] = {"speedup": speedup, "num_computed": computed_steps}
         if speedup is None and computed_steps is None:
             given = {"speedup": 2.0, "min_computed": 12, "min_steps": SHORT_RUN}
         return cls(policy=Spread(**given), forecaster=Blend())
+
+    def open(self, pipeline: object, group: object) -> tuple[Strategy, str, tuple[()]]:
+        """The strategy itself, for any pipeline."""
+        return self, f"{type(self.policy).__name__} × {type(self.forecaster).__name__} on {self.region}", ()
 
     @classmethod
     def where_it_fits(cls, policy: Policy, forecaster: Forecaster) -> Strategy:

@@ -16,11 +16,11 @@ from time import perf_counter
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.run import DenoiserCall, Region, RegionFactory
-from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision
 from omnireuse.named.options import CacheDiTOptions, DBCacheOptions, DiffusionCacheConfig
 from omnireuse.policies import scm_mask
@@ -47,7 +47,7 @@ def cache_dit_library() -> Any:
     return cache_dit
 
 
-def cache_dit_region(config: DiffusionCacheConfig, agreement: Agreement) -> RegionFactory:
+def cache_dit_region(config: DiffusionCacheConfig, group: dist.ProcessGroup | None) -> RegionFactory:
     """Build the region in which the library does the work.
 
     Raises:
@@ -55,7 +55,7 @@ def cache_dit_region(config: DiffusionCacheConfig, agreement: Agreement) -> Regi
         ConfigError: several ranks must agree.
     """
     cache_dit_library()
-    if not agreement.is_alone:
+    if group is not None:
         raise ConfigError(
             "cache_dit(group=…): group must be None, because the library sums over all ranks by itself; "
             "'db_cache' takes a group"

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any, get_args
 
+import torch
+import torch.distributed as dist
+
 from omnireuse.base.validation import as_number, field_error
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from omnireuse.forecasters import Blend, Hold, Polynomial
-from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, model_name
+from omnireuse.hooks.extension import Extension, Opened
+from omnireuse.hooks.run import Region as HookRegion
 from omnireuse.hooks.run import RegionFactory
-from omnireuse.loop.agreement import Agreement
+from omnireuse.hooks.session import Session
 from omnireuse.loop.strategy import Region, Strategy, WholeRegion
 from omnireuse.models import UNSUPPORTED, block_stack_for
 from omnireuse.models.extractors import has_extractor
@@ -47,7 +51,7 @@ from omnireuse.policies.base import Policy
 from omnireuse.policies.mag_cache import by_branch
 from omnireuse.profiles.profile import profile_for
 
-__all__ = ["STEP_CACHES", "StepCache", "config_of", "enable_step_cache", "open_step_cache"]
+__all__ = ["STEP_CACHES", "GivenCache", "NamedCache", "StepCache", "config_of"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class StepCache:
     strategy: Callable[[DiffusionCacheConfig, Any], Strategy]
     reads: tuple[type, ...]
     skips: Region
-    region: Callable[[DiffusionCacheConfig, Agreement], RegionFactory] | None = None
+    region: Callable[[DiffusionCacheConfig, dist.ProcessGroup | None], RegionFactory] | None = None
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -225,42 +229,77 @@ def config_of(name: str, options: Mapping[str, Any]) -> DiffusionCacheConfig:
     return DiffusionCacheConfig.from_dict({**(turned_on if "taylorseer_order" in options else {}), **options})
 
 
-def enable_step_cache(
-    name: str, options: Mapping[str, Any], pipeline: Any, agreement: Callable[[], Agreement], profile: Any = None
-) -> Handle:
-    """Enable a step cache with what a user gave to `enable`, in whose words errors are, beside what a profile has.
+@dataclass(frozen=True)
+class NamedCache:
+    """A step cache with its options, as a value that opens itself."""
+
+    name: str
+    config: DiffusionCacheConfig
+
+    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
+        """The strategy for a pipeline.
+
+        Raises:
+            ConfigError: an option does not fit the model or the cache.
+            MissingExtraError: the library of 'cache_dit' is not installed.
+            UnsupportedModelError: the cache cannot serve the pipeline's denoiser.
+        """
+        cache = STEP_CACHES[self.name]
+        _check_serves(self.name, pipeline)
+        region = None if cache.region is None else cache.region(self.config, group)
+        return cache.strategy(self.config, pipeline), self.name, (_AtWork(self.config.num_inference_steps, region),)
+
+
+class GivenCache:
+    """A step cache with what a user gave to `enable`, in whose words errors are, beside what a profile has.
+
+    Args:
+        options: keywords.
+        profile: or its place; None for none.
 
     Raises:
-        ConfigError: an option is out of range, or the profile has no measurements for this cache.
+        ConfigError: an option is out of range.
         UnknownNameError: this cache does not read an option.
-        StateError: the profile belongs to another pipeline, or reuse is enabled on this one.
     """
-    with _told_of_enable({}, options):
-        config = config_of(name, options)
-        if profile is not None:
-            config = config_of(name, {**profile_for(pipeline, profile).options_for(name), **options})
-        return open_step_cache(name, config, pipeline, agreement())
+
+    def __init__(self, name: str, options: Mapping[str, Any], profile: Any = None) -> None:
+        self._name, self._options, self._profile = name, options, profile
+        with _told_of_enable({}, options):
+            self._config = config_of(name, options)
+
+    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
+        """As `NamedCache`.
+
+        Raises:
+            ConfigError: the profile has no measurements for this cache.
+            StateError: the profile belongs to another pipeline.
+        """
+        config, options = self._config, self._options
+        with _told_of_enable({}, options):
+            if self._profile is not None:
+                measured = profile_for(pipeline, self._profile).options_for(self._name)
+                config = config_of(self._name, {**measured, **options})
+            return NamedCache(self._name, config).open(pipeline, group)
 
 
-def open_step_cache(name: str, config: DiffusionCacheConfig, pipeline: Any, agreement: Agreement) -> Handle:
-    """Enable a step cache on a pipeline.
+class _AtWork(Extension):
+    """A step cache on a pipeline: its own region, if it has one, and the number of steps that it was told."""
 
-    Raises:
-        ConfigError: an option does not fit the model or the cache.
-        MissingExtraError: the library of 'cache_dit' is not installed.
-        UnsupportedModelError: the cache cannot serve the pipeline's denoiser.
-        StateError: reuse is enabled on this pipeline already.
-    """
-    cache = STEP_CACHES[name]
-    _check_serves(name, pipeline)
-    region = None if cache.region is None else cache.region(config, agreement)
-    strategy = cache.strategy(config, pipeline)
-    names = {"first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}
-    with _told_of_enable(names, {}):
-        handle = Handle(pipeline, strategy, name=name, region=region, agreement=agreement)
-    if config.num_inference_steps is not None:
-        handle.expect(config.num_inference_steps)
-    return handle
+    def __init__(self, steps: int | None, region: RegionFactory | None) -> None:
+        self._steps, self._region = steps, region
+
+    def region(self, make: RegionFactory) -> RegionFactory:
+        make = self._region or make
+
+        def made(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> HookRegion:
+            with _told_of_enable({"first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}, {}):
+                return make(strategy, denoisers, owner)
+
+        return made
+
+    def attach(self, session: Session) -> None:
+        if self._steps is not None:
+            session.expect(self._steps)
 
 
 @contextmanager

@@ -75,7 +75,9 @@ class Signature:
                 )
         for name in names:
             if not self.takes(name):
-                raise UnknownNameError(f"argument of {self.owner}", name, {*self.defaults, *known} - RESERVED.keys())
+                hint = "steps are num_inference_steps" if name == "steps" else ""
+                choices = {*self.defaults, *known} - RESERVED.keys()
+                raise UnknownNameError(f"argument of {self.owner}", name, choices, hint=hint)
 
 
 def _check_encoders(pipeline: Any) -> None:

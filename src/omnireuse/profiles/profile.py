@@ -7,7 +7,7 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,7 +19,6 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, read_argument
 from omnireuse.policies.spread import Spread
 from omnireuse.profiles.conditions import OTHER_WEIGHTS, Conditions, watch_of
-from omnireuse.profiles.guidance import Choice
 from omnireuse.profiles.measurements import Measurements
 from omnireuse.profiles.origin import Origin, versions
 from omnireuse.profiles.plan import FEWEST_HELD_OUT, Plan
@@ -27,12 +26,21 @@ from omnireuse.profiles.sharing import found
 from omnireuse.profiles.target import Target
 from omnireuse.summary.summary import Promise
 
-__all__ = ["FEWEST_HELD_OUT", "HEAD", "Plan", "Profile", "profile_for"]
+__all__ = ["FEWEST_HELD_OUT", "HEAD", "Choice", "Plan", "Profile", "profile_for"]
 
 logger = logging.getLogger("omnireuse")
 
 HEAD = {"format": 6}
 """First entries of the file."""
+
+
+class Choice(NamedTuple):
+    """The strategy for one target, its name for logs and the summary, and what a profile promises of it."""
+
+    strategy: Strategy
+    name: str
+    promise: Promise | None = None
+    known: Profile | None = None
 
 
 class Profile(Record, frozen=True, kw_only=True):

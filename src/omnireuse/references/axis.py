@@ -6,16 +6,18 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils import _pytree as pytree
 
 from omnireuse.base.validation import kind_error
 from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import denoisers_of, forward_group, is_compiled_whole, parameters_of, unwrapped
+from omnireuse.hooks.extension import Extension, Openable, Opened, Tunes, Untuned
 from omnireuse.hooks.interception import intercept
 from omnireuse.hooks.regions.cuts import opaque
 from omnireuse.hooks.run import DenoiserCall, Region, RegionFactory, Run
@@ -24,13 +26,13 @@ from omnireuse.references.declared import OWN_CACHES, PIPELINES, Declaration, Re
 from omnireuse.references.kept import Kept
 from omnireuse.summary.summary import ReferenceCalls
 
-__all__ = ["ReferenceAxis", "axis_for"]
+__all__ = ["ReferenceAxis", "WithReferences", "axis_for"]
 
 FULL = "full calls"
 """The name of the fallback in a summary."""
 
 
-class ReferenceAxis:
+class ReferenceAxis(Extension):
     """Full and lean calls of the denoisers of one pipeline.
 
     Args:
@@ -59,11 +61,17 @@ class ReferenceAxis:
             self._counts[f"{kind} shadow" if is_shadow else kind] += 1
             self._most = max(self._most, 0 if is_shadow else kept_bytes)
 
-    def around(self, make: RegionFactory) -> RegionFactory:
-        """A function that makes regions as `make` does, whose computed calls are full or lean."""
-        return lambda *given: self.region(make(*given))
+    def region(self, make: RegionFactory) -> RegionFactory:
+        return lambda *given: self.around(make(*given))
 
-    def region(self, inner: Region) -> Region:
+    def summarize(self, fields: dict[str, Any]) -> None:
+        fields["references"] = self.calls
+        promise = fields.get("promise")
+        if promise is not None and promise.but is None and self.plan is not None:
+            but = "lean calls keep keys of references, and the profile was measured without"
+            fields["promise"] = replace(promise, but=but)
+
+    def around(self, inner: Region) -> Region:
         """Another region, whose computed calls are full or lean."""
         return _LeanRegion(inner, self)
 
@@ -99,7 +107,7 @@ class _LeanRegion(Region):
         return self._inner.held
 
     def for_run(self) -> Region:
-        return self._axis.region(self._inner.for_run())
+        return self._axis.around(self._inner.for_run())
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         return self._inner.scheduler_step(run, output, sample)
@@ -201,6 +209,30 @@ def _positions(declared: Declaration, call: DenoiserCall, lean: LeanPass, split:
         yield
     finally:
         interception.undo()
+
+
+@dataclass(frozen=True)
+class WithReferences:
+    """Another value, whose computed calls are full or lean as `enable(references=…)` asks.
+
+    Args:
+        aim: as of `axis_for`.
+    """
+
+    value: Openable
+    references: object
+    aim: str = ""
+
+    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
+        """As the value opens itself, with the references' extension if there is one."""
+        strategy, name, extensions = self.value.open(pipeline, group)
+        tuner = next((each for each in extensions if isinstance(each, Tunes) and not isinstance(each, Untuned)), None)
+        axis = axis_for(self.references, pipeline, strategy.region, self.aim, is_tuned=tuner is not None)
+        if axis is None:
+            return strategy, name, extensions
+        if tuner is not None and not isinstance(self.references, References):
+            tuner.references = axis
+        return strategy, name, (*extensions, axis)
 
 
 def axis_for(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import is_dataclass
 
 import torch
 
@@ -30,7 +31,9 @@ def check_forecaster(forecaster: Forecaster, *, places: Sequence[float] = PLACES
         at: coordinate to forecast.
     """
     name = type(forecaster).__name__
+    assert not isinstance(forecaster, type), f"check_forecaster needs a forecaster; write {forecaster.__name__}()"
     assert isinstance(forecaster, Forecaster), f"{name} must inherit omnireuse.Forecaster"
+    assert is_dataclass(forecaster), f"{name} must be a dataclass, so that it has a repr and can be compared"
     assert unpickled(forecaster) == forecaster, f"{name}: what comes back from pickle must be equal"
     memory = forecaster.start()
     assert isinstance(memory, Memory), f"{name}.start must return a Memory, got {type(memory).__name__}"
@@ -41,11 +44,11 @@ def check_forecaster(forecaster: Forecaster, *, places: Sequence[float] = PLACES
     path = _path(places)
     shown = [value.clone() for value in path]
     memory = _observed(forecaster, places, path)
-    forecast = memory.predict(at)
+    forecast = memory.predict(at).clone()
     assert all(torch.equal(a, b) for a, b in zip(path, shown, strict=True)), (
         f"{name} must not write to what it is shown"
     )
-    assert torch.equal(memory.predict(at), forecast), f"{name}.predict must not change the memory"
+    assert torch.equal(memory.predict(at), forecast), f"{name}.predict must not change its memory nor its result"
     _check_samples(forecaster, places, path, at, forecast)
     _check_bounded(forecaster, path)
     _check_copies(name, memory, at, forecast)

@@ -46,6 +46,7 @@ def check_policy(policy: Policy, *, totals: tuple[int, ...] = TOTALS) -> None:
         totals: numbers of steps of the runs.
     """
     name = type(policy).__name__
+    assert not isinstance(policy, type), f"check_policy needs a policy, got a class; write {policy.__name__}()"
     assert isinstance(policy, Policy), f"{name} must inherit omnireuse.Policy"
     assert is_dataclass(policy), f"{name} must be a dataclass, so that it has a repr and can be compared"
     try:

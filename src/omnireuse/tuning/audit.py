@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from omnireuse.errors import StateError
+from omnireuse.hooks.extension import Extension
 from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
@@ -24,19 +25,20 @@ __all__ = ["Auditor"]
 logger = logging.getLogger("omnireuse")
 
 
-class Auditor:
+class Auditor(Extension):
     """Makes a share of the pipeline's calls again in full, after their pictures are done.
 
     Args:
-        session: at work on the pipeline.
         share: of the calls, above 0.
         tolerance: relative L1 error that is promised; None if none is.
     """
 
-    def __init__(self, session: Session, share: float, tolerance: float | None) -> None:
-        self._session, self._share, self._tolerance = session, share, tolerance
-        self._inner = session.surround(self.around)
+    def __init__(self, share: float, tolerance: float | None) -> None:
+        self._share, self._tolerance = share, tolerance
         self._lock, self._owed, self._calls = threading.Lock(), 0.0, 0
+
+    def attach(self, session: Session) -> None:
+        self._session, self._inner = session, session.surround(self.around)
 
     def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make one call of the pipeline, and audit it if one is due."""

@@ -228,7 +228,7 @@ class SessionShadows:
         def choose(start: RunStart) -> Chosen:
             made.append(stepper(start))
             region: Region = StepRegion(stepper=made[-1])
-            region = region if self.references is None else self.references.region(region)
+            region = region if self.references is None else self.references.around(region)
             return Chosen(strategy=FULL, region=region, kind="shadow", references=references)
 
         result = called_again(self.session, call.replay, self.proceed, choose, None if bar is None else self.words)

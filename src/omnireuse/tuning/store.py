@@ -209,7 +209,7 @@ class Store:
         try:
             write_text(file, text)
         except StateError as error:
-            self._say(f"tuned plans are kept in memory only: {error}")
+            self._memory_only(error)
             return None
         if self._shared is not None and not self._shared.put(digest, text):
             self._say(f"tuned plans are not shared: {SHARED} names a server that does not take them")
@@ -238,14 +238,14 @@ class Store:
             text = _kept_text(_Measured(budgets=tuple(sorted(budgets)), runs=runs), MEASURED, configuration)
             write_text(self._measured / f"{configuration.digest}.json", text)
         except (StateError, ValueError) as error:
-            self._say(f"what was measured is kept in memory only: {error}")
+            self._memory_only(error)
 
     def forget_measured(self, digest: str) -> None:
         """Delete what was measured."""
         try:
             (self._measured / f"{digest}.json").unlink(missing_ok=True)
         except OSError as error:
-            self._say(f"what was measured is kept in memory only: {error}")
+            self._memory_only(error)
 
     def begun(self) -> set[str]:
         """The configurations that have been seen or measured in part, and have no plan."""
@@ -261,7 +261,7 @@ class Store:
         except Timeout:
             return None
         except OSError as error:
-            self._say(f"tuned plans are kept in memory only: {self.path} cannot be written ({error.strerror})")
+            self._memory_only(error)
         return lock
 
     def files(self) -> list[Path]:
@@ -271,23 +271,26 @@ class Store:
     def near(self, configuration: Configuration) -> str:
         """How the arguments of saved plans of the same pipeline differ from this configuration's, in words; of the
         plans with the fewest differences. Empty if there are none."""
-        own, found = (
-            {**configuration.call, "num_inference_steps": str(len(configuration.noises))},
-            list[dict[str, str]](),
-        )
+        steps, found = len(configuration.noises), list[dict[str, str]]()
+        own = {**configuration.call, "num_inference_steps": str(steps)}
+        own.pop("judged", None)  # goes with a quality or a tolerance
         for file in self.files():
             try:
                 other = msgspec.convert(msgspec.json.decode(file.read_bytes())["configuration"], Configuration)
             except Exception:  # damage is reported when the plan is used
                 logger.debug("%s is not read", file)
                 continue
-            if other.conditions == configuration.conditions:
+            is_near = len(other.noises) > steps / 2 and steps > len(other.noises) / 2
+            if is_near and other.conditions == configuration.conditions:
                 call = {**other.call, "num_inference_steps": str(len(other.noises))}
-                found.append({name: call.get(name, "nothing") for name in own if call.get(name) != own[name]})
+                found.append({name: call.get(name, "") for name in own if call.get(name) != own[name]})
         unlike = min(filter(None, found), key=len, default=None)
         if unlike is None:
             return ""
-        kept, here = (", ".join(f"{name}={each[name]}" for name in unlike) for each in (unlike, own))
+        kept, here = (
+            ", ".join(f"{name}={each[name]}" if each[name] else f"no {name}" for name in unlike)
+            for each in (unlike, own)
+        )
         return f"a plan is kept for {kept}, and this call has {here}"
 
     def clear(self) -> int:
@@ -300,6 +303,15 @@ class Store:
         for beside in (*self.path.glob("*.lock"), *self._measured.glob("*.json")):
             beside.unlink(missing_ok=True)
         return len(files)
+
+    def _memory_only(self, error: Exception) -> None:
+        """Say once that the folder cannot be written, whatever should have been written there."""
+        refusal = error.__cause__ if isinstance(error.__cause__, OSError) else error
+        why = refusal.strerror if isinstance(refusal, OSError) else refusal
+        self._say(
+            f"tuned plans and measurements are kept in memory only: {self.path.parent} cannot be written ({why}); "
+            f"{DIRECTORY} names another folder"
+        )
 
     def _say(self, text: str) -> None:
         if text not in self._said:

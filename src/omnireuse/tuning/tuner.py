@@ -11,6 +11,7 @@ import msgspec
 
 from omnireuse.arguments.tune import TURN_OFF
 from omnireuse.errors import NotTunableError, OmniReuseError
+from omnireuse.hooks.extension import Tunes
 from omnireuse.hooks.live import Loop, StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
@@ -105,34 +106,35 @@ class _Attempt:
                 describe(f"{own}: {words}" if own else words)
 
 
-class Tuner(HostTuner):
+class Tuner(HostTuner, Tunes):
     """Measures the first pictures of each configuration, and uses the best plan for the others.
 
     Calls of one pipeline in several threads measure one at a time; the others compute every step meanwhile.
 
     Args:
-        session: at work on the pipeline under the untuned default, in region "step" with a schedule.
-        target: of the strategy; the untuned default of a quality computes every step.
+        target: of the untuned default, which is in region "step" with a schedule; that of a quality computes every
+            step.
         registry: of the configurations.
-        references: of an editing pipeline, whose lean calls are tried, too.
 
     Attributes:
         calls: reads the arguments of the pipeline's calls.
+        references: of an editing pipeline, whose lean calls are tried, too; None for full ones.
     """
 
-    def __init__(
-        self, session: Session, target: Target, registry: PlanRegistry, references: ReferenceAxis | None = None
-    ) -> None:
+    def __init__(self, target: Target, registry: PlanRegistry) -> None:
         super().__init__(registry, computes_all=target.quality is not None)
-        self._target, self._references, self.calls = target, references, Calls()
+        self._target, self.calls = target, Calls()
         self._own_work, self._lock, self._is_closed = registry.own_work, registry.lock, False
-        self.serve(session)
+        self.references: ReferenceAxis | None = None
 
-    def serve(self, session: Session) -> None:
-        """Go on with another session on the same pipeline."""
+    def attach(self, session: Session) -> None:
+        """Begin, or go on with another session on the same pipeline."""
         session.tuner, self._session, self._own_work.emit = self, session, session.emit
         session.surround(self.around)
         session.chooser = self._untuned
+
+    def summarize(self, fields: dict[str, Any]) -> None:
+        fields["tuning"] = self.tuning
 
     @property
     def profile(self) -> Profile | None:
@@ -213,7 +215,7 @@ class Tuner(HostTuner):
         def configuration() -> Configuration:
             if attempt.failure is not None:
                 raise attempt.failure
-            has_references = self._references is not None and attempt.arguments.get("image") is not None
+            has_references = self.references is not None and attempt.arguments.get("image") is not None
             tried = {REFERENCES: "tried"} if has_references else {}
             return Configuration.of(self._session.pipeline, start, {**attempt.arguments, **tried})
 
@@ -229,7 +231,7 @@ class Tuner(HostTuner):
                 attempt.loop = self._session.loop
                 if entry.tuning.state == "measuring" and not entry.is_idle:
                     return self._measured(attempt, entry, start)
-                lean = None if self._references is None else self._references.tuned(entry.full_every)
+                lean = None if self.references is None else self.references.tuned(entry.full_every)
                 return Chosen(strategy=entry.strategy or untuned.strategy, references=lean)
         except OmniReuseError as error:
             if not self._registry.agreement.is_alone:
@@ -268,7 +270,7 @@ class Tuner(HostTuner):
         if recording is None:
             self._finish(proceed, self._registry.whole())
         elif entry.learn(recording, attempt.replay):
-            entry.go_on(SessionShadows(self._session, proceed, self._references))
+            entry.go_on(SessionShadows(self._session, proceed, self.references))
 
     def _finish(self, proceed: Callable[..., Any], due: list[Entry]) -> None:
         """Make shadows of pictures that were all measured before this call, one at a time if a run takes long."""
@@ -278,6 +280,6 @@ class Tuner(HostTuner):
                     continue
                 entry.is_busy = True
             try:
-                entry.go_on(SessionShadows(self._session, proceed, self._references))
+                entry.go_on(SessionShadows(self._session, proceed, self.references))
             finally:
                 entry.is_busy = False

@@ -58,6 +58,7 @@ MISTAKES = [
     mistyped("write tolerance=0.05", tolerance="5%"),
     mistyped("profile must be what omnireuse.calibrate returned, or its file", profile=3),
     mistyped("enable(pipeline, 2.0): the second argument must be the name of a cache backend", 2.0),
+    mistyped("for 2 times fewer steps write speedup=2, for a number of steps computed_steps=", 2),
     mistyped("got a bool; known: cache_dit", True),
     mistyped("write profile='a.json'", Path("a.json")),
     mistyped("write policy=Never()", Never()),

@@ -24,6 +24,7 @@ from omnireuse import (
     TeaCache,
 )
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.hooks.extension import Extension
 from omnireuse.hooks.session import session_of
 from omnireuse.loop.events import RequestBegan
 from omnireuse.references import ReferenceAxis, References
@@ -232,6 +233,11 @@ def test_a_model_that_gives_nan_by_itself_is_a_warning(flux: Tiny, caplog: pytes
 PROMISE = Promise(tenth=41.0, expected=47.0, prompts=8, coordinates=(1.0,) * 6)
 
 
+class Promised(Extension):
+    def summarize(self, fields: dict[str, Any]) -> None:
+        fields["promise"] = PROMISE
+
+
 def with_cache(tiny: Tiny) -> None:
     tiny.pipe.transformer.enable_cache(FirstBlockCacheConfig(threshold=0.1))
 
@@ -243,7 +249,7 @@ def test_a_cache_of_diffusers_is_said_once_and_ends_promises(
     if is_before:
         with_cache(flux)
     strategy = omnireuse.Strategy(policy=omnireuse.EveryNth(every=2))
-    with omnireuse.Handle(flux.pipe, strategy, name="planned", promise=PROMISE) as handle:
+    with omnireuse.Handle(flux.pipe, (strategy, "planned", (Promised(),))) as handle:
         if not is_before:
             assert not said(caplog)
             with_cache(flux)
@@ -259,7 +265,7 @@ def test_a_cache_of_diffusers_is_said_once_and_ends_promises(
 
 def test_a_profile_promises_nothing_with_lean_calls(flux: Tiny) -> None:
     strategy, axis = omnireuse.Strategy(policy=omnireuse.EveryNth(every=2)), ReferenceAxis(References())
-    with omnireuse.Handle(flux.pipe, strategy, name="planned", promise=PROMISE, references=axis) as handle:
+    with omnireuse.Handle(flux.pipe, (strategy, "planned", (Promised(), axis))) as handle:
         session_of(flux.pipe).emit(RequestBegan())
         assert "not promised: lean calls keep keys of references" in str(handle.summary().promise)
 

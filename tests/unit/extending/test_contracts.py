@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse import ErrorControl, EveryNth, MagCache, Polynomial, Spread, StepView, TeaCache
-from omnireuse.errors import ConfigError
+from omnireuse import ErrorControl, EveryNth, MagCache, Never, Polynomial, Spread, StepView, TeaCache
+from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.forecasters import FORECASTERS, Forecaster, Memory
 from omnireuse.forecasters.base import PolynomialMemory
 from omnireuse.loop.strategy import Strategy
@@ -210,6 +210,16 @@ class _Scribbles(PolynomialMemory):
         super().observe(at, value.mul_(1.0 if value.unique().numel() < 30 else 1.001))
 
 
+class _Reworks(PolynomialMemory):
+    def predict(self, at: float) -> torch.Tensor:
+        return self.last.mul_(1 + 1e-6)
+
+
+class _Plain(Forecaster):
+    def start(self, branch: int = 0) -> Memory:
+        return PolynomialMemory()
+
+
 @dataclass(frozen=True)
 class _Made(Forecaster):
     kind: type[Memory]
@@ -228,6 +238,22 @@ class _Made(Forecaster):
 def test_a_broken_forecaster_is_found(kind: type[Memory], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_forecaster(_Made(kind))
+
+
+def test_a_forecaster_that_writes_to_what_it_keeps_is_found() -> None:
+    with pytest.raises(AssertionError, match="must not write to what it is shown"):
+        check_forecaster(_Made(_Reworks))
+
+
+def test_classes_and_plain_ones_are_told_what_to_be() -> None:
+    with pytest.raises(AssertionError, match=r"got a class; write Never\(\)"):
+        check_policy(Never)  # type: ignore[arg-type]  # that is the mistake
+    with pytest.raises(AssertionError, match=r"needs a forecaster; write _Plain\(\)"):
+        check_forecaster(_Plain)  # type: ignore[arg-type]  # that is the mistake
+    with pytest.raises(AssertionError, match="_Plain must be a dataclass"):
+        check_forecaster(_Plain())
+    with pytest.raises(UnknownNameError, match=r"'speed'; did you mean 'speedup'\?"):
+        Strategy.default(speed=2)
 
 
 def test_polynomials_of_every_order_keep_the_contract() -> None:

@@ -324,3 +324,28 @@ def test_a_folder_in_place_of_a_file_is_no_plan(flux: Tiny, cache: Path, caplog:
         assert torch.equal(flux.run(steps=STEPS), full)
         assert handle.tuning.state == "measuring"
     assert "cannot be read" in caplog.text
+
+
+def test_only_plans_of_like_runs_are_named_and_in_plain_words(cache: Path, plans: tuple[str, Document]) -> None:
+    digest, document = plans
+    (cache / "tuned").mkdir(parents=True, exist_ok=True)
+    (cache / "tuned" / f"{digest}.json").write_text(json.dumps(document))
+    kept, steps = msgspec.convert(document["configuration"], Configuration), len(document["configuration"]["noises"])
+    asked = msgspec.structs.replace(kept, call={**kept.call, "quality": "40", "judged": "6"})
+    assert Store().near(asked) == "a plan is kept for no quality, and this call has quality=40"
+    short = msgspec.structs.replace(kept, noises=kept.noises[: steps // 2])
+    assert Store().near(short) == ""
+
+
+def test_a_folder_that_cannot_be_written_is_said_once(
+    flux: Tiny, cache: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(cache / "a file"))
+    cache.mkdir(parents=True, exist_ok=True)
+    (cache / "a file").touch()
+    with omnireuse.enable(flux.pipe, tune=1) as handle:
+        flux.run(steps=24)
+        flux.run(steps=24)
+        assert handle.tuning.state == "ready"
+    (line,) = [record.message for record in caplog.records if "kept in memory only" in record.message]
+    assert "OMNIREUSE_CACHE_DIR names another folder" in line

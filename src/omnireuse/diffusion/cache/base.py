@@ -12,9 +12,8 @@ import torch.distributed as dist
 from omnireuse.base.validation import field_error, is_whole, kind_error
 from omnireuse.errors import StateError
 from omnireuse.handle import Handle
-from omnireuse.loop.agreement import Agreement
 from omnireuse.named.options import DiffusionCacheConfig
-from omnireuse.named.step_caches import open_step_cache
+from omnireuse.named.step_caches import NamedCache
 
 __all__ = ["CacheBackend", "StepCacheBackend"]
 
@@ -118,7 +117,7 @@ class StepCacheBackend(CacheBackend):
         super().__init__(config)
         self.name = name or type(self).name
         self.handle: Handle | None = None
-        self._agreement = Agreement(group)
+        self._group = group
         self._pipeline: Any = None
 
     def enable(self, pipeline: Any) -> None:
@@ -127,7 +126,8 @@ class StepCacheBackend(CacheBackend):
             raise StateError(
                 f"{self!r} is enabled already; call disable(pipeline) before enabling it on a pipeline again"
             )
-        self.handle = open_step_cache(self.name, self.config, pipeline, self._agreement)
+        opened = NamedCache(self.name, self.config).open(pipeline, self._group)
+        self.handle = Handle(pipeline, opened, self._group)
         self._pipeline = pipeline
         self.enabled = True
 

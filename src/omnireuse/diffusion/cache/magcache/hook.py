@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from omnireuse.diffusion.cache.magcache.config import MagCacheConfig
 from omnireuse.handle import Handle
-from omnireuse.loop.agreement import Agreement
 from omnireuse.named.options import DiffusionCacheConfig
-from omnireuse.named.step_caches import open_step_cache
+from omnireuse.named.step_caches import NamedCache
 
 __all__ = ["apply_mag_cache_hook"]
 
@@ -34,4 +33,5 @@ def apply_mag_cache_hook(
         mag_calibrate=config.mag_calibrate,
         num_inference_steps=config.num_inference_steps,
     )
-    return open_step_cache("mag_cache", options, SimpleNamespace(transformer=module), Agreement(group))
+    pipeline = SimpleNamespace(transformer=module)
+    return Handle(pipeline, NamedCache("mag_cache", options).open(pipeline, group), group)

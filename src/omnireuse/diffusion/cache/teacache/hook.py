@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from omnireuse.diffusion.cache.teacache.config import TeaCacheConfig
 from omnireuse.handle import Handle
-from omnireuse.loop.agreement import Agreement
 from omnireuse.named.options import DiffusionCacheConfig
-from omnireuse.named.step_caches import open_step_cache
+from omnireuse.named.step_caches import NamedCache
 
 __all__ = ["apply_teacache_hook"]
 
@@ -27,4 +26,5 @@ def apply_teacache_hook(
         group: the ranks that share the forward's collectives; None if each rank runs its own model.
     """
     options = DiffusionCacheConfig(rel_l1_thresh=config.rel_l1_thresh, coefficients=config.coefficients)
-    return open_step_cache("tea_cache", options, SimpleNamespace(transformer=module), Agreement(group))
+    pipeline = SimpleNamespace(transformer=module)
+    return Handle(pipeline, NamedCache("tea_cache", options).open(pipeline, group), group)

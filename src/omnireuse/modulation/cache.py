@@ -1,0 +1,216 @@
+"""The modulation cache of a pipeline: its options, its rows, its counters, and how it is installed."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from omnireuse.base.validation import field_error
+from omnireuse.hooks.denoisers import DENOISERS, denoisers_of
+from omnireuse.modulation.tables import Row, Tables
+from omnireuse.stores.memory import MemoryStore, check_budget
+
+__all__ = ["ModulationCache", "install_modulation_cache", "uninstall_modulation_cache"]
+
+logger = logging.getLogger("omnireuse")
+
+Release = Literal["cpu", "disk"] | None
+_installed: weakref.WeakSet[ModulationCache] = weakref.WeakSet()
+
+
+class ModulationCache:
+    """Outputs of the layers that see only the timestep, kept by the bits of their input.
+
+    `install_modulation_cache` makes it.
+
+    Attributes:
+        release: where weights go once every step of a schedule has its row; None if they stay.
+        max_bytes: most bytes of rows; None for as many as the weights have.
+        rows: the rows of all tables, the least recently used first out.
+        refused: why nothing is kept any more, in words; "" while the cache works.
+    """
+
+    def __init__(self, denoisers: list[nn.Module], release: Release, max_bytes: int | None) -> None:
+        self.release, self.max_bytes, self.refused = release, max_bytes, ""
+        self.rows: MemoryStore[Row] = MemoryStore(max_bytes=max_bytes)
+        self._lock = threading.Lock()
+        self._counts, self._bypassed = Counter[str](), Counter[str]()
+        self._folder: Path | None = None
+        self.tables = [Tables(each, self) for each in denoisers]
+
+    def details(self) -> dict[str, int]:
+        """Every counter, and `bypassed_<reason>`.
+
+        `parameters` and `weight_bytes` are of the `projections` with a table, `released_parameters` and
+        `released_bytes` of those whose weights are away, `all_parameters` of the whole denoisers; `rows` and
+        `num_bytes` are of the tables; `reused` and `computed` count calls of projections; `reads` are inputs that were
+        read; `changed` are projections whose rows were dropped because their weights changed.
+        """
+        tables = [table for each in self.tables for table in each.projections]
+        away = [table for table in tables if table.weights.away]
+        found = {
+            "projections": len(tables),
+            "released": len(away),
+            "all_parameters": sum(p.numel() for each in self.tables for p in each.parameters()),
+            "parameters": sum(table.weights.numel for table in tables),
+            "weight_bytes": sum(table.weights.num_bytes for table in tables),
+            "released_parameters": sum(table.weights.numel for table in away),
+            "released_bytes": sum(table.weights.num_bytes for table in away),
+            "rows": len(self.rows),
+            "num_bytes": self.rows.num_bytes,
+            "evictions": self.rows.counts["evictions"],
+        }
+        with self._lock:
+            found |= {name: self._counts[name] for name in ("reused", "computed", "reads", "changed")}
+            found |= {f"bypassed_{reason}": number for reason, number in sorted(self._bypassed.items())}
+        return found
+
+    def summary(self) -> str:
+        """What the cache has done, in a sentence."""
+        found = self.details()
+        if self.refused:
+            return f"no modulation is kept: {self.refused}"
+        if not found["projections"]:
+            return "no modulation is kept yet: the denoiser has not been called, or no layer sees the timestep alone"
+        return (
+            f"{found['released_parameters'] / 1e9:.3g} of {found['all_parameters'] / 1e9:.3g} B weights "
+            f"({found['released_bytes'] / 2**30:.3g} GiB) have left the device, tables "
+            f"{found['num_bytes'] / 2**20:.3g} MiB, {found['reused']:,} projections reused and "
+            f"{found['computed']:,} computed"
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.summary()}>"
+
+    def forget(self) -> None:
+        """Drop every row, for whoever writes weights behind torch's back."""
+        for each in self.tables:
+            each.forget()
+
+    def close(self) -> None:
+        """Take everything away; weights that have left come back. Idempotent."""
+        for each in self.tables:
+            each.close()
+        self.rows.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        _installed.discard(self)
+
+    def count(self, **numbers: int) -> None:
+        """Count so many more of each."""
+        with self._lock:
+            self._counts.update(numbers)
+
+    def bypass(self, reason: str, where: str) -> None:
+        """Count a call that a projection computes by itself; the first of each reason is logged."""
+        with self._lock:
+            self._bypassed[reason] += 1
+            is_first = self._bypassed[reason] == 1
+        if is_first:
+            logger.info("modulation cache: %s is computed by itself (%s); docs/modulation.md", where, reason)
+
+    def refuse(self, reason: str) -> None:
+        """Keep nothing any more, and say why."""
+        self.refused = self.refused or reason
+        logger.warning("modulation cache: nothing is kept: %s; the weights stay", reason)
+
+    def limit_rows(self) -> None:
+        """Hold the tables below the weights that they stand for, and below `max_bytes`."""
+        weights = sum(each.weight_bytes for each in self.tables)
+        self.rows.max_bytes = weights if self.max_bytes is None else min(weights, self.max_bytes)
+
+    def put_away(self, data: torch.Tensor) -> torch.Tensor:
+        """The same values where `release` says: in host memory, pinned beside CUDA, or mapped from a file."""
+        if self.release == "disk":
+            return self._mapped(data)
+        if data.device.type == "cpu":
+            return data
+        host = data.to("cpu")
+        return host.pin_memory() if data.device.type == "cuda" else host
+
+    def _mapped(self, data: torch.Tensor) -> torch.Tensor:
+        with self._lock:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="omnireuse-modulation-"))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            self._counts["files"] += 1
+            path = self._folder / f"{self._counts['files']}.safetensors"
+        save_file({"weight": data.contiguous()}, path)
+        with safe_open(path, "pt") as file:
+            return file.get_tensor("weight")  # type: ignore[no-any-return]  # a tensor
+
+
+def install_modulation_cache(
+    pipeline: Any, *, release: Release = "cpu", max_bytes: int | None = None
+) -> ModulationCache | None:
+    """Compute what sees only the timestep once, and let its weights leave the device. Pictures keep their bits.
+
+    Layers are found by looking at the first calls. A row is used only for an input with the same bits, by weights that
+    are unchanged since. A second call returns the cache that is there.
+
+    Args:
+        pipeline: a pipeline with a denoiser, an object with a module `transformer` or `unet`, or a denoiser itself.
+        release: where the weights of such layers are once every step of a schedule has its row: None for where they
+            were, "cpu" for host memory, "disk" for a temporary file that is mapped.
+        max_bytes: most bytes of rows; by default, and at most, as many as the weights have.
+
+    Returns:
+        The cache; None, with a warning, for a denoiser without linear layers.
+
+    Raises:
+        ConfigError: a value out of range.
+        UnsupportedModelError: no denoiser.
+    """
+    if release not in (None, "cpu", "disk"):
+        raise field_error("install_modulation_cache", "release", 'be None, "cpu" or "disk"', repr(release))
+    check_budget("install_modulation_cache", "max_bytes", max_bytes)
+    denoisers = _denoisers(pipeline)
+    if (present := _cache_on(denoisers)) is not None:
+        asked, there = (release, max_bytes), (present.release, present.max_bytes)
+        if asked != there:
+            logger.warning(
+                "a modulation cache is already installed, with release=%r and max_bytes=%r; uninstall it first to "
+                "change it", *there,
+            )  # fmt: skip
+        return present
+    cache = ModulationCache(denoisers, release, max_bytes)
+    if not any(each.is_watching for each in cache.tables):
+        cache.close()
+        logger.warning("no modulation cache is installed: %s has no linear layer", type(denoisers[0]).__name__)
+        return None
+    _installed.add(cache)
+    return cache
+
+
+def uninstall_modulation_cache(pipeline: Any) -> bool:
+    """Restore the pipeline as it was, weights that have left included; False if no cache was installed."""
+    cache = _cache_on(_denoisers(pipeline))
+    if cache is not None:
+        cache.close()
+    return cache is not None
+
+
+def _denoisers(pipeline: Any) -> list[nn.Module]:
+    is_one = isinstance(pipeline, nn.Module) and not any(
+        isinstance(getattr(pipeline, name, None), nn.Module) for name in DENOISERS[:5]
+    )
+    return [pipeline] if is_one else denoisers_of(pipeline)
+
+
+def _cache_on(denoisers: list[nn.Module]) -> ModulationCache | None:
+    return next(
+        (cache for cache in _installed if any(each.denoiser in denoisers for each in cache.tables)),
+        None,
+    )

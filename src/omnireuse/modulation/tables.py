@@ -1,0 +1,454 @@
+"""The tables of one denoiser: found by looking at its calls, filled and read by them."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import operator
+import threading
+import weakref
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from omnireuse.hooks.interception import Interception, compiled_call, intercept, is_optimized
+from omnireuse.modulation.values import Known, is_token_free, settings
+from omnireuse.modulation.weights import Weights, contents
+
+if TYPE_CHECKING:
+    from omnireuse.modulation.cache import ModulationCache
+
+__all__ = ["Table", "Tables"]
+
+logger = logging.getLogger("omnireuse")
+
+LEAST_SHARE = 0.05
+"""Of the weights of all projections. Those that begin with an input of their own and have less are left alone, because
+each such input is read at each call."""
+KEPT_VALUES = 1024
+_HOOKS = frozenset(
+    {"group_offloading", "layerwise_casting", "layer_execution_tracker", "lazy_prefetch_group_offloading"}
+)
+"""Of diffusers, by name: they move or cast weights, and change no output."""
+_RANDOM = (nn.RReLU, nn.MultiheadAttention)
+_now = threading.local()
+
+
+class Row(NamedTuple):
+    """An output, and its version when it was stored."""
+
+    output: torch.Tensor
+    version: int
+
+
+class Key(NamedTuple):
+    """Of a row. It is the value of the row's output as well, for the tables after this one."""
+
+    table: Table
+    epoch: int
+    settings: tuple[Any, ...]
+    value: Any
+
+    @property
+    def begin(self) -> Any:
+        """The value that was read, at the beginning of all that leads to this row."""
+        return self.value.begin if isinstance(self.value, Key) else self.value
+
+
+class Table:
+    """The rows of one module: a projection, or an activation on the way to one.
+
+    Attributes:
+        weights: of the module.
+        epoch: how often they have changed.
+        content: of the weights by which the rows were computed: of all words, and of a sample.
+        alignment: of these weights, by device.
+        lock: held while weights that are away are brought in.
+        is_judged: whether the table is worth keeping; False until its first call.
+        sees_tokens: whether the module was called with something else than one small tensor.
+    """
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name, self.module, self.weights = name, module, Weights(module)
+        self.epoch = 0
+        self.content: dict[bool, Any] = {}
+        self.alignment: dict[torch.device, tuple[int, ...]] = {}
+        self.lock = threading.Lock()
+        self.is_projection = bool(self.weights.parameters)
+        self.is_judged = self.sees_tokens = False
+
+
+class Call:
+    """One call of a denoiser.
+
+    Attributes:
+        number: of the call, from 1.
+        known: values of small tensors.
+        is_return: whether a value that was read is known from an earlier round of steps.
+        hits: tables that had a row.
+        filled: keys of new rows.
+    """
+
+    def __init__(self, tables: Tables, number: int) -> None:
+        self.tables, self.number, self.known = tables, number, Known()
+        self.is_return = False
+        self.hits: list[Table] = []
+        self.filled: list[Key] = []
+        self._settings: dict[str, tuple[Any, ...]] = {}
+
+    def settings(self, device_type: str) -> tuple[Any, ...]:
+        """Those of torch during this call."""
+        if device_type not in self._settings:
+            self._settings[device_type] = settings(device_type)
+        return self._settings[device_type]
+
+
+class Tables:
+    """The tables of one denoiser.
+
+    Args:
+        denoiser: its calls and those of its projections go through handlers until `close`.
+        cache: holds the rows, the options and the counters.
+    """
+
+    def __init__(self, denoiser: nn.Module, cache: ModulationCache) -> None:
+        self._denoiser, self._cache = weakref.ref(denoiser), cache
+        self._lock = threading.RLock()
+        self._active = self._calls = 0
+        self._rounds = Rounds()
+        self._evicted = 0
+        self._tables: dict[Table, Interception] = {}
+        self._on_calls = intercept(denoiser, self, {"__call__": self._call})
+        self._watch()
+
+    @property
+    def denoiser(self) -> Any:
+        """The denoiser; None once it is freed."""
+        return self._denoiser()
+
+    @property
+    def projections(self) -> list[Table]:
+        """The tables in use of modules with weights."""
+        return [each for each in self._tables if each.is_judged and each.is_projection]
+
+    def parameters(self) -> Iterable[nn.Parameter]:
+        """Those of the whole denoiser."""
+        return () if self.denoiser is None else self.denoiser.parameters()
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights of the projections with a table."""
+        return sum(table.weights.num_bytes for table in self.projections)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether there is any module that may have a table."""
+        return any(table.is_projection for table in self._tables)
+
+    def close(self) -> None:
+        """Take all handlers away, and bring the weights back. Idempotent."""
+        with self._lock:
+            self._on_calls.undo()
+            self._drop(list(self._tables))
+
+    def forget(self) -> None:
+        """Drop every row."""
+        with self._lock:
+            self._change(self._tables)
+
+    def _watch(self) -> None:
+        """Route the calls of all modules that may have a table through `_serve`, but for those that have one."""
+        known = {table.module: table for table in self._tables}
+        compiled: list[str] = []
+        for name, module in self.denoiser.named_modules():
+            if name and (is_optimized(module) or compiled_call(module) is not None):
+                compiled.append(f"{name}.")  # what is in a graph asks nobody
+            elif module in known:
+                known[module].name = name
+            elif name and _may_have_table(module) and not name.startswith((*compiled,)):
+                table = Table(name, module)
+                self._tables[table] = intercept(module, self, {"__call__": partial(self._serve, table)})
+        self._drop([table for table in self._tables if table.name.startswith((*compiled,))])
+        self._containers = [each for each in self.denoiser.modules() if each._modules and each is not self.denoiser]
+        self._structure = self._look()
+        if compiled:
+            self._cache.bypass("compiled", f"what is below {compiled[0]}")
+
+    def _look(self) -> list[Any]:
+        """The modules that there are, and those that are compiled, by identity."""
+        compiled = [vars(each).get("_compiled_call_impl") for each in self._containers]
+        return gc.get_referents(self.denoiser._modules, *[each._modules for each in self._containers]) + compiled
+
+    def _drop(self, tables: Iterable[Table]) -> None:
+        """Do without these tables."""
+        tables = [*tables]
+        self._change(tables)
+        for table in tables:
+            with table.lock:
+                table.weights.come_back(self._device())
+            self._tables.pop(table).undo()
+
+    def _change(self, tables: Iterable[Table]) -> None:
+        """Drop the rows of tables whose weights may have changed, and of those after them."""
+        gone = set(tables)
+        for table in gone:
+            table.epoch += 1
+            table.content, table.alignment = {}, {}
+        self._cache.rows.discard_if(lambda key: isinstance(key, Key) and key.table in gone)
+
+    def _device(self) -> torch.device:
+        """Where the weights that never leave are."""
+        return next((each.device for each in self.denoiser.parameters()), torch.device("cpu"))
+
+    # What happens in a call.
+
+    def _call(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._cache.refused:
+            self.close()
+            return proceed(*args, **kwargs)
+        with self._lock:
+            self._active += 1
+            self._calls += 1
+            self._refresh()
+            call, outer = Call(self, self._calls), getattr(_now, "call", None)
+        _now.call = call
+        self._hide(True)
+        try:
+            return proceed(*args, **kwargs)
+        finally:
+            _now.call = outer
+            with self._lock:
+                self._active -= 1
+                self._hide(False)
+                self._finish(call)
+
+    def _hide(self, hidden: bool) -> None:
+        """Keep accelerate from bringing in, at the beginning of a call, what is away."""
+        if "_hf_hook" in vars(self.denoiser):
+            for table in self._tables:
+                with table.lock:
+                    table.weights.rest(hidden=hidden)
+
+    def _serve(self, table: Table, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The output of a module: its row, or computed."""
+        call: Call | None = getattr(_now, "call", None)
+        if call is None or call.tables is not self or kwargs or len(args) != 1 or not is_token_free(args[0]):
+            if call is not None and not table.is_judged:
+                table.sees_tokens = True
+            return self._compute(table, proceed, args, kwargs)
+        x = args[0]
+        if reason := _reason_against(table.module, x):
+            self._cache.bypass(reason, table.name)
+            return self._compute(table, proceed, args, kwargs)
+        value = call.known.of(x)
+        if not isinstance(value, Key):
+            self._meet(call, value)
+        key = Key(table, table.epoch, call.settings(x.device.type), value)
+        row = self._cache.rows.lookup(key, None)
+        if row is not None and row.output._version != row.version:
+            self._cache.bypass("mutated", table.name)  # and computed anew, at every call
+            row = None
+        if row is not None:
+            call.hits.append(table)
+        else:
+            output = self._compute(table, proceed, args, kwargs)
+            if type(output) is not torch.Tensor:
+                return output
+            row = self._keep(call, key, output)
+        call.known.note(row.output, key)
+        return row.output
+
+    def _compute(
+        self, table: Table, proceed: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> Any:
+        if not table.weights.away:
+            return proceed(*args, **kwargs)
+        device = next((each.device for each in args if isinstance(each, torch.Tensor)), self._device())
+        with table.lock, table.weights.on(device):
+            return proceed(*args, **kwargs)
+
+    def _keep(self, call: Call, key: Key, output: torch.Tensor) -> Row:
+        """A row with the values of an output."""
+        with torch.inference_mode(False), torch.no_grad():
+            copy = output.detach().clone()  # counts its changes, also if the output is of inference mode
+        row = Row(copy, copy._version)
+        self._cache.rows.put(key, row, copy.nbytes)
+        call.filled.append(key)
+        return row
+
+    def _meet(self, call: Call, value: Any) -> None:
+        """Take a value that was read before its rows are used."""
+        with self._lock:
+            is_return, is_unverified = self._rounds.meet(value, call.number)
+            call.is_return |= is_return
+            if is_unverified:
+                self._verify([table for table in self._tables if table.content])
+
+    def _finish(self, call: Call) -> None:
+        """Choose tables after the first call, remember what new rows were computed by, and let weights go."""
+        cache = self._cache
+        for table in {key.table for key in call.filled}:
+            if table.weights.were_written:
+                self._change([table])
+            table.weights.note()  # hooks of the module itself may have moved its weights, and back
+        self._judge(call)
+        computed = [key.table for key in call.filled if key.table.is_projection and key.table in self._tables]
+        cache.count(
+            computed=len(computed), reused=sum(each.is_projection for each in call.hits), reads=call.known.reads
+        )
+        self._learn([table for table in computed if not table.content])
+        if call.is_return and not computed and not self._active:  # every step of this round has its rows
+            self._let_go(call.hits)
+        if cache.rows.counts["evictions"] > self._evicted:
+            self._evicted = cache.rows.counts["evictions"]
+            if self._rounds.returns == 0:
+                cache.refuse(f"the rows of one schedule take more than {cache.rows.max_bytes:,} bytes")
+
+    def _judge(self, call: Call) -> None:
+        """Of tables that were called for the first time, keep those that are worth reading their input."""
+        seen = [each for each in self._tables if not each.is_judged and each.sees_tokens]
+        begins = {key.table: key.begin for key in call.filled}
+        new = [table for table in begins if not table.is_judged]
+        bytes_of = Counter[Any]()
+        for table in begins:
+            bytes_of[begins[table]] += table.weights.num_bytes
+        least = LEAST_SHARE * max(self.weight_bytes, bytes_of.total())
+        leads = {key.value.table for key in call.filled if isinstance(key.value, Key)}
+        useful = [each for each in new if bytes_of[begins[each]] >= least and (each.is_projection or each in leads)]
+        for table in useful:
+            table.is_judged = True
+        if new:
+            self._cache.limit_rows()
+        self._drop(dict.fromkeys(each for each in (*new, *seen) if not each.is_judged))
+
+    # Whether weights have changed.
+
+    def _refresh(self) -> None:
+        """Notice at a call's start what was done to weights and layers since the last one."""
+        for table in [each for each in self._tables if not each.weights.are_as_they_were and not each.lock.locked()]:
+            self._settle(table)
+        now = self._look()
+        if len(now) != len(self._structure) or not all(map(operator.is_, now, self._structure)):
+            self._come_back()
+            self._watch()
+
+    def _come_back(self) -> None:
+        """Bring all weights back; an adapter that was put on a layer meanwhile goes where the layer is."""
+        device = self._device()
+        away = {table.module for table in self._tables if table.weights.away}
+        for table in self._tables:
+            table.weights.come_back(device)
+        for module in [*self.denoiser.modules()] if away else ():
+            if vars(module)["_modules"].get("base_layer") in away:
+                module.to(device)
+
+    def _settle(self, table: Table) -> None:
+        """Take weights that somebody has moved or changed as they are now."""
+        weights = table.weights
+        is_known = table.content and contents([weights], is_whole=True) == [table.content]
+        for device, alignment in weights.alignment.items():
+            is_known = is_known and table.alignment.get(device, alignment) == alignment
+        if not is_known:
+            weights.away = []
+            if table.content:
+                self._cache.count(changed=1)
+            self._change([table])
+        elif weights.away:
+            weights.rest(hidden=False)
+        weights.note()
+
+    def _verify(self, tables: Sequence[Table]) -> None:
+        """Compare the content of weights with what rows were computed by: some writes are counted by nobody."""
+        for table, content in zip(tables, contents([each.weights for each in tables]), strict=True):
+            if any(table.content[name] != each for name, each in content.items()):
+                self._cache.count(changed=1)
+                self._change([table])
+
+    def _learn(self, tables: Sequence[Table]) -> None:
+        """Remember the content of the weights by which the first rows of these tables were computed."""
+        for table, content in zip(tables, contents([each.weights for each in tables], is_whole=True), strict=True):
+            table.content, table.alignment = content, table.alignment | table.weights.alignment
+
+    def _let_go(self, tables: Sequence[Table]) -> None:
+        """Move weights away whose every row of a schedule is there."""
+        if self._cache.release is None:
+            return
+        first = next(self.denoiser.parameters(), None)  # by which everybody tells where a model is
+        for table in tables:
+            own = table.weights.parameters
+            has_adapter = table.name.endswith(".base_layer")  # it merges on the device that it is on
+            if own and own[0] is not first and table.weights.can_leave and not has_adapter:
+                table.weights.leave(self._cache.put_away)
+
+
+class Rounds:
+    """Which values that were read are of an earlier round of steps.
+
+    A value comes again in the next call if it is another branch's, if it does not depend on the step, or if pictures
+    have one step each. If it comes again later, a round has begun.
+
+    Attributes:
+        returns: how often a value of an earlier round came again.
+    """
+
+    def __init__(self) -> None:
+        self.returns = 0
+        self._clock = self._verified = self._turned = 0
+        self._met: OrderedDict[Any, tuple[int, int]] = OrderedDict()
+        """Number of the latest call with each value, and when that was."""
+
+    def meet(self, value: Any, number: int) -> tuple[bool, bool]:
+        """Whether a value is of an earlier round, and whether the weights are to be verified before its rows are used:
+        they were not since it was met, as far as that can be told.
+
+        Args:
+            value: that was read.
+            number: of the call.
+        """
+        self._clock += 1
+        before, when = self._met.pop(value, (0, 0))
+        self._met[value] = number, self._clock
+        if len(self._met) > KEPT_VALUES:
+            self._met.popitem(last=False)
+        if before == number:
+            return False, False
+        is_next = before == number - 1
+        if not is_next and number > 1:
+            self._turned = self._clock
+        is_unverified = before > 0 and self._verified <= when and not (is_next and self._turned > self._verified)
+        if is_unverified:
+            self._verified = self._clock
+        is_return = before > 0 and not is_next
+        self.returns += is_return
+        return is_return, is_unverified
+
+
+def _may_have_table(module: nn.Module) -> bool:
+    """Whether this is a linear layer of any kind, or an activation, without parts."""
+    if module._modules or type(module).__call__ is not nn.Module.__call__:
+        return False
+    if any(each is not None for each in module._parameters.values()):
+        return isinstance(module, nn.Linear) or "Linear" in type(module).__name__
+    is_activation = type(module).__module__ == nn.SiLU.__module__ and not isinstance(module, _RANDOM)
+    return is_activation and not getattr(module, "inplace", False)
+
+
+def _reason_against(module: nn.Module, x: torch.Tensor) -> str:
+    """Why this call of a module is computed by itself; "" if nothing is against a row."""
+    own = vars(module)
+    if torch.is_grad_enabled() and (x.requires_grad or any(each.requires_grad for each in module.parameters())):
+        return "gradients"
+    if own["_forward_hooks"] or own["_forward_pre_hooks"] or nn.modules.module._has_any_global_hook():
+        return "hooks"
+    if "forward" in own and "_hf_hook" not in own and not _HOOKS.issuperset(_hooks_of(own)):
+        return "replaced"
+    return "sharded" if any(hasattr(each, "device_mesh") for each in module.parameters()) else ""
+
+
+def _hooks_of(own: Mapping[str, Any]) -> Iterable[str]:
+    registry = own.get("_diffusers_hook")
+    return ("forward",) if registry is None else registry.hooks

@@ -1,0 +1,209 @@
+"""The weights of one projection: have they changed, and where are they?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["Weights", "contents"]
+
+_SAMPLE = 4096
+ALIGNED = 64
+"""Kernels take other ways through weights at other addresses modulo this, and sum in another order."""
+_NO_STATE = frozenset({"training", "_compiled_call_impl"})
+
+
+class Weights:
+    """The parameters of a module and all else that its output depends on.
+
+    Attributes:
+        away: what the parameters' data was moved to; empty if they are at home.
+        are_hidden: whether the parameters are empty for now, so that nobody moves what is away.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self.away: list[torch.Tensor] = []
+        self.are_hidden = False
+        self._offsets: list[int] = []
+        self._stamp = self._look()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Those of the module itself."""
+        return [each for each in self._module._parameters.values() if each is not None]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the data."""
+        return sum(each.nbytes for each in self.parameters)
+
+    @property
+    def numel(self) -> int:
+        """Number of weights."""
+        return sum(each.numel() for each in self.parameters)
+
+    @property
+    def can_leave(self) -> bool:
+        """Whether the data can be moved: that of plain parameters, which nothing else describes."""
+        return not self.away and all(
+            type(each) is nn.Parameter
+            and type(each.data) is torch.Tensor
+            and each.is_contiguous()
+            and each.device.type != "meta"
+            for each in self.parameters
+        )
+
+    def _look(self) -> tuple[Sequence[Any], ...]:
+        own = vars(self._module)
+        tensors = [
+            each
+            for name in ("_parameters", "_buffers")
+            for each in own[name].values()
+            if isinstance(each, torch.Tensor)
+        ]
+        with torch._C.DisableTorchFunction():
+            versions = [None if each.is_inference() else each._version for each in tensors]
+            addresses = [None if each.device.type == "meta" else _address(each) for each in tensors]
+        others = [value for name, value in own.items() if name not in _NO_STATE and not isinstance(value, dict)]
+        return [*tensors, *others, type(self._module)], versions, addresses
+
+    @property
+    def are_as_they_were(self) -> bool:
+        """Whether all is the same object, at the same version and address. Cost: a few microseconds."""
+        things, versions, addresses = self._look()
+        was, *numbers = self._stamp
+        if numbers != [versions, addresses] or len(was) != len(things):
+            return False
+        return all(one is other for one, other in zip(was, things, strict=True))
+
+    @property
+    def were_written(self) -> bool:
+        """Whether a tensor that was there before has a new version."""
+        (was, versions, _), (now, new, _) = self._stamp, self._look()
+        return any(one is two and v != w for one, two, v, w in zip(was, now, versions, new, strict=False))
+
+    def note(self) -> None:
+        """Take what is there as unchanged."""
+        self._stamp = self._look()
+
+    def inner_tensors(self) -> Iterator[torch.Tensor]:
+        """The parameters and buffers that have data; of wrappers (quantised weights), those within."""
+        own = vars(self._module)
+        for each in (*own["_parameters"].values(), *own["_buffers"].values()):
+            if isinstance(each, torch.Tensor):
+                yield from _inner(each.data if type(each) is nn.Parameter else each)
+
+    def leave(self, put: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Move the data.
+
+        Args:
+            put: gives the same values in another place; the data itself if it is there.
+        """
+        data = [each.data for each in self.parameters]
+        moved = [put(each) for each in data]
+        if any(one is not other for one, other in zip(data, moved, strict=True)):
+            self._offsets = [each.data_ptr() % ALIGNED for each in data]
+            self.away = moved
+            self._set(moved)
+
+    @contextmanager
+    def on(self, device: torch.device) -> Iterator[None]:
+        """Bring the data in for a moment. Cost: its copy to the device, if that is not the host's memory."""
+        self._set(self._copies(device))
+        try:
+            yield
+        finally:
+            self.rest(hidden=self.are_hidden)
+
+    def rest(self, *, hidden: bool) -> None:
+        """Put the data that is away into the parameters, or nothing."""
+        if self.away:
+            self.are_hidden = hidden
+            self._set([each.new_empty(0) for each in self.away] if hidden else self.away)
+
+    def come_back(self, device: torch.device) -> None:
+        """Move the data to a device, in memory of its own."""
+        if self.away:
+            data, self.away, self.are_hidden = self._copies(device), [], False
+            self._set(data)
+
+    def _copies(self, device: torch.device) -> list[torch.Tensor]:
+        """What is away in memory of its own, aligned as it was at home."""
+        copies = []
+        for each, offset in zip(self.away, self._offsets, strict=True):
+            room = torch.empty(each.nbytes + ALIGNED, dtype=torch.uint8, device=device)
+            start = (offset - room.data_ptr()) % ALIGNED
+            copies.append(room[start : start + each.nbytes].view(each.dtype).view(each.shape).copy_(each))
+        return copies
+
+    @property
+    def alignment(self) -> dict[torch.device, tuple[int, ...]]:
+        """Of the data, on the device where it is."""
+        data = [each for each in self.parameters if type(each.data) is torch.Tensor and each.device.type != "meta"]
+        return {data[0].device: tuple(each.data_ptr() % ALIGNED for each in data)} if data else {}
+
+    def _set(self, data: Sequence[torch.Tensor]) -> None:
+        for parameter, each in zip(self.parameters, data, strict=True):
+            parameter.data = each
+        self.note()
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:  # a wrapper without storage of its own
+        return None
+
+
+def _inner(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    if hasattr(tensor, "__tensor_flatten__"):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _inner(getattr(tensor, name))
+    elif tensor.device.type != "meta" and tensor.numel():
+        yield tensor.as_subclass(torch.Tensor)
+
+
+def contents(weights: Sequence[Weights], *, is_whole: bool = False) -> list[dict[bool, Any]]:
+    """What tells the content of each: under True a sum over all words, under False one over a sample.
+
+    Sums are weighted by place, so that exchanged values show. What is away is read in a sample alone.
+
+    Args:
+        is_whole: read all words of what is away, too.
+
+    Cost: two reads of each weight, and one host synchronisation for each device.
+    """
+    sums: dict[torch.device, list[torch.Tensor]] = {}
+    places: list[tuple[dict[bool, Any], bool, torch.device, int]] = []
+    found: list[dict[bool, Any]] = []
+    with torch.no_grad():
+        for each in weights:
+            content: dict[bool, Any] = {}
+            found.append(content)
+            for whole in (True, False) if is_whole or not each.away else (False,):
+                content[whole] = []
+                for tensor in each.inner_tensors():
+                    of_device = sums.setdefault(tensor.device, [])
+                    places.append((content, whole, tensor.device, len(of_device)))
+                    of_device.append(_sums(tensor, is_whole=whole))
+    read = {device: torch.stack(each).tolist() for device, each in sums.items()}
+    for content, whole, device, place in places:
+        content[whole].append(read[device][place])
+    return found
+
+
+def _sums(tensor: torch.Tensor, *, is_whole: bool) -> torch.Tensor:
+    octets = tensor.detach().contiguous().reshape(tensor.shape[0] if tensor.ndim else 1, -1).view(torch.uint8)
+    words = octets if octets.shape[1] % 8 or octets.data_ptr() % 8 else octets.view(torch.int64)
+    if not is_whole:
+        words = words.reshape(1, -1)[:, :: max(1, words.numel() // _SAMPLE)]
+    sums = []
+    for dim in (0, 1):
+        along = words.sum(dim, dtype=torch.int64)
+        sums.append((along * torch.arange(1, 2 * len(along), 2, device=along.device)).sum())
+    return torch.stack(sums)
