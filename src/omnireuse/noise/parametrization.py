@@ -84,14 +84,6 @@ class NoiseLevel:
         dtype = torch.promote_types(output.dtype, torch.float32)
         return torch.add(sample.to(dtype) * of_sample, output.to(dtype), alpha=of_output)
 
-    def output_of(
-        self, sample: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, target: str = "x0"
-    ) -> torch.Tensor:
-        """The model output that `value_of` would turn into `value`."""
-        algebra = Parametrization(target, is_required=True)
-        algebra.target = target
-        return algebra.outputs(self.factors(target), [sample], [value], [dtype])[0]
-
 
 class Parametrization:
     """The way from the outputs of one generation to the remembered values, and back.
