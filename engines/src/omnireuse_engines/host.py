@@ -8,18 +8,58 @@ import os
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
 from omnireuse.errors import ConfigError
 
-__all__ = ["OVERRIDE", "Seam", "check_host", "install", "is_tested", "log_through", "warn_once"]
+__all__ = [
+    "OVERRIDE",
+    "SWITCH",
+    "Seam",
+    "check_host",
+    "install",
+    "is_switched_off",
+    "is_tested",
+    "log_through",
+    "warn_once",
+]
 
 logger = logging.getLogger("omnireuse")
 
 OVERRIDE = "OMNIREUSE_UNTESTED_HOST"
 """The environment variable that lets reuse into a release that it was not tested in."""
+
+
+SWITCH = "OMNIREUSE_OFF"
+"""The environment variable that names the file of `is_switched_off`."""
+_was_off = False
+
+
+def is_switched_off() -> bool:
+    """The operator's live switch: whether the file that ``OMNIREUSE_OFF`` names exists now. A change is logged.
+
+    Raises:
+        ConfigError: the variable is no absolute path.
+
+    Cost: one look at the file system, some µs; none without the variable.
+    """
+    global _was_off
+    if (given := os.environ.get(SWITCH)) is None:
+        return False
+    if not Path(given).is_absolute():
+        raise ConfigError(
+            f"{SWITCH}={given!r:.60}: the variable must be an absolute path, of a file that switches reuse off while "
+            "it exists"
+        )
+    is_off = Path(given).exists()
+    if is_off != _was_off:
+        _was_off = is_off
+        does, now = ("exists", "computes every step") if is_off else ("is gone", "may reuse steps again")
+        logger.warning("%s: %s %s, and each request from now on %s", SWITCH, given, does, now)
+    return is_off
 
 
 Seam = tuple[str, str, Callable[..., Any]]

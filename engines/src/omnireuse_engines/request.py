@@ -21,19 +21,23 @@ from omnireuse.noise.schedulers import noise_levels
 from omnireuse.summary.summary import Promise
 from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.loops import OFF, RequestPlan
+from omnireuse.tuning.tuner import HostTuner
 from omnireuse_engines.host import warn_once
 from omnireuse_engines.settings import KEY
 
 __all__ = [
+    "COUNTED",
     "METRICS",
     "PROMPTS",
     "STRATEGY",
+    "TUNING_WORK",
     "RequestReuse",
     "count_request",
     "figures_of",
     "levels_of",
     "run_start",
     "tuning_figures",
+    "work_figures",
 ]
 
 logger = logging.getLogger("omnireuse")
@@ -43,6 +47,11 @@ STRATEGY = f"{KEY}_strategy"
 PROMPTS = f"{KEY}_prompts"
 """Beginning of the figures of a cache of prompt embeddings, which are for counters alone: requests that arrive together
 share them."""
+TUNING_WORK = f"{KEY}_tuning_runs"
+"""Key of the work of tuning since the last request, in full runs, for the counters alone."""
+COUNTED = (PROMPTS, TUNING_WORK)
+"""Beginnings of the figures that no response has."""
+TUNING_STATES = ("measured", "untuned", "tuned")
 PROMPT_ACTIONS = ("computed", "reused", "bypassed")
 
 
@@ -59,6 +68,7 @@ class RequestReuse(Stepper):
         chunk: of a streaming request, whose chunks are denoised one after the other.
         first: the step that its generation began with.
         failures: how often something of the request failed, and it went on without reuse.
+        weights: of the model, a number that tells them from earlier ones; -1 before the first step.
     """
 
     plan: RequestPlan = OFF
@@ -69,6 +79,7 @@ class RequestReuse(Stepper):
     chunk: int = 0
     first: int = 0
     failures: int = 0
+    weights: int = -1
 
     def start(self, scheduler: Any, total: int, *, at: int = 0) -> None:
         """Begin a run of so many steps, `at` one of them. What it cannot give is logged: once in so many words.
@@ -184,6 +195,12 @@ def figures_of(name: str, promise: Promise | None, computed: int | None, reused:
     return {f"{KEY}_{name}": figure for name, figure in known.items()}
 
 
+def work_figures(tuner: HostTuner | None) -> dict[str, float]:
+    """The work of tuning since this was last asked for; empty if there is none."""
+    new = 0.0 if tuner is None else tuner.new_work()
+    return {TUNING_WORK: new} if new else {}
+
+
 def tuning_figures(tuned: bool, tuning: Tuning) -> dict[str, float]:
     """A response's figures on tuning: whether it was finished, and how many pictures it has measured."""
     return {f"{KEY}_tuned": float(tuned), f"{KEY}_pictures_measured": float(tuning.pictures)}
@@ -193,6 +210,9 @@ METRICS = {
     f"{KEY}_requests_total": "Finished requests whose steps reuse decided on, by target",
     f"{KEY}_request_steps_total": "Denoising steps of these requests, by target and by action (computed, reused)",
     f"{KEY}_request_failures_total": "Times that something of a request failed, and it went on without reuse",
+    f"{KEY}_request_tuning_total": "Finished requests that tuning serves, by state: measured, and so computed in full; "
+    "untuned; tuned",
+    f"{KEY}_tuning_runs_total": "Work of tuning, measured pictures and trial runs, in full runs",
     f"{KEY}_prompts_total": "Encodes of prompts, by action (computed, reused, bypassed), if they are cached",
 }
 """Every metric by its name in the exposition, with its meaning. The label `target` is "server" for a request without
@@ -208,11 +228,14 @@ def count_request(figures: Mapping[str, Any], target: str) -> None:
     Args:
         figures: of the request, as `RequestReuse.figures` returns them.
     """
-    requests, steps, failures, prompts = _counters()
+    requests, steps, failures, tuning, work, prompts = _counters()
     requests.labels(target).inc()
     for action in ("computed", "reused"):
         steps.labels(target, action).inc(figures.get(f"{KEY}_steps_{action}", 0.0))
     failures.labels(target).inc(figures.get(f"{KEY}_failures", 0.0))
+    if (is_tuned := figures.get(f"{KEY}_tuned")) is not None:
+        tuning.labels("tuned" if is_tuned else "untuned" if figures[f"{KEY}_steps_reused"] else "measured").inc()
+    work.inc(figures.get(TUNING_WORK, 0.0))
     for action in PROMPT_ACTIONS:
         if (number := figures.get(f"{PROMPTS}_{action}")) is not None:
             prompts.labels(action).inc(number)
@@ -222,5 +245,8 @@ def count_request(figures: Mapping[str, Any], target: str) -> None:
 def _counters() -> tuple[Any, ...]:
     from prometheus_client import Counter  # an engine that is asked for metrics has it
 
-    labels = (("target",), ("target", "action"), ("target",), ("action",))
-    return tuple(Counter(name, meaning, names) for (name, meaning), names in zip(METRICS.items(), labels, strict=True))
+    labels = (("target",), ("target", "action"), ("target",), ("state",), (), ("action",))
+    made = tuple(Counter(name, meaning, names) for (name, meaning), names in zip(METRICS.items(), labels, strict=True))
+    for state in TUNING_STATES:  # a query of a state that no request was in has 0, and not nothing
+        made[3].labels(state)
+    return made

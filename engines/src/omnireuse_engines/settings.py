@@ -13,6 +13,7 @@ from typing import Any
 
 from omnireuse.arguments.targets import strategy_for
 from omnireuse.arguments.tune import check_tune, is_off_by_environment
+from omnireuse.base.environment import switch_of
 from omnireuse.base.validation import is_number
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 from omnireuse.front import enable
@@ -24,6 +25,7 @@ from omnireuse.profiles.target import TARGETS, Target
 from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.store import Store
+from omnireuse_engines.host import is_switched_off
 
 __all__ = ["KEY", "RequestSettings", "ServerSettings", "options_in"]
 
@@ -71,10 +73,10 @@ class RequestSettings:
             raise WrongTypeError(f"a request's extra arguments must be a mapping, got {type(extras).__name__}")
         _refuse_misspelt(extras or ())
         given = (extras or {}).get(KEY)
-        if given is None or given is True or (isinstance(given, str) and given == "on"):
+        if given is None:
             return cls()
-        if given is False or (isinstance(given, str) and given == "off"):
-            return cls(off=True)
+        if (switch := switch_of(given)) is not None:
+            return cls(off=not switch)
         if not isinstance(given, Mapping):
             raise WrongTypeError(
                 f'{KEY}={given!r:.60}: {KEY} must be "on", "off" or a mapping with one of '
@@ -92,9 +94,9 @@ class RequestSettings:
 def options_in(text: str | None, *, place: str) -> dict[str, Any]:
     """The options of a server in an environment variable: "on" for the default, a JSON object, or nothing or "off" for
     a server in which only those requests reuse that ask for it."""
-    word = (text or "off").strip()
-    if word in ("on", "off"):
-        return {"default": word}
+    word = (text or "").strip() or "off"
+    if (switch := switch_of(word)) is not None:
+        return {"default": "on" if switch else "off"}
     try:
         options = json.loads(word)
     except ValueError:
@@ -127,6 +129,7 @@ class ServerSettings:
             if name not in known:
                 raise UnknownNameError(f"option of {place} for omnireuse", name, known)
         _refuse_null({name: value for name, value in options.items() if name not in cache}, place=place)
+        is_switched_off()  # refuses a switch that cannot work
         self.options, self.place = dict(options), place
         self._target = Target.of(place, **{name: self.options.get(name) for name in TARGETS})
         self.default, self._max_speedup, self._targets = (self.options.pop(name, None) for name in LIMITS)
@@ -139,7 +142,8 @@ class ServerSettings:
     def wanted(self, extras: Mapping[str, Any] | None) -> RequestSettings:
         """The settings in a request's extra arguments; without a word of its own, those of the server."""
         wanted = RequestSettings.of(extras)
-        return RequestSettings(off=True) if self.default == "off" and (extras or {}).get(KEY) is None else wanted
+        is_off = is_switched_off() or (self.default == "off" and (extras or {}).get(KEY) is None)
+        return RequestSettings(off=True) if is_off else wanted
 
     def admit(
         self, extras: Mapping[str, Any] | None, *, steps: int | None, region: str | None = None
@@ -204,10 +208,13 @@ class ServerSettings:
 
     def _check_limits(self) -> None:
         most, targets = self._max_speedup, self._targets
-        if self.default not in (None, "on", "off"):
-            raise ConfigError(
-                f'{self.place}(default={self.default!r:.60}): default must be "on" or "off", got {self.default!r:.60}'
-            )
+        if self.default is not None:
+            if (switch := switch_of(self.default)) is None:
+                raise ConfigError(
+                    f'{self.place}(default={self.default!r:.60}): default must be "on" or "off", got '
+                    f"{self.default!r:.60}"
+                )
+            self.default = "on" if switch else "off"
         if most is not None and not (is_number(most) and most >= 1):
             raise ConfigError(
                 f"{self.place}(max_speedup={most!r:.60}): max_speedup must be a finite number of at least 1, got "
@@ -239,6 +246,10 @@ class ServerSettings:
         if len(self._plans) > MOST_PLANS:
             self._plans.popitem(last=False)
         return plan
+
+    def forget(self) -> None:
+        """Make plans anew: the model has other weights, and a profile may be for the former ones."""
+        self._plans.clear()
 
     def enable_arguments(self, request: RequestSettings) -> dict[str, Any]:
         """The same as arguments of `omnireuse.enable`."""

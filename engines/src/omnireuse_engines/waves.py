@@ -87,6 +87,14 @@ class Waves:
         self._denoise, self._sub_batch, self._plan, self._tuner = denoise, sub_batch, plan, tuner
         self.failures = 0
         """Requests that went on without reuse because something of theirs failed."""
+        self._weights = 0
+        """How often the model has got other weights."""
+
+    def forget(self) -> None:
+        """Drop what was measured, and what each request remembers: the model has other weights."""
+        self._weights += 1
+        if self._tuner is not None:
+            self._tuner.forget()
 
     def denoise_step(self, input_batch: Any, *, states: Sequence[Any] | None = None, **kwargs: Any) -> Any:
         """One denoising step of a wave.
@@ -141,10 +149,13 @@ class Waves:
         request = RequestReuse(name=getattr(state, "request_id", None)) if kept is None else kept
         entry = _Member(state, request, request.failures)
         try:
+            is_anew, request.weights = request.weights != self._weights, self._weights
             if kept is None:
                 state.extra[KEY] = request
                 request.plan = self._plan(state)
-            if kept is None or not request.is_at(state.chunk_index, state.step_index):
+            elif is_anew:  # what was recorded with other weights is not kept
+                request.plan = replace(request.plan, measured=None)
+            if is_anew or not request.is_at(state.chunk_index, state.step_index):
                 request.chunk = state.chunk_index
                 request.start(state.scheduler, state.total_steps, at=state.step_index)
             entry.computes = request.computes(state.step_index, state.latents)
@@ -267,8 +278,14 @@ class WaveTuner(LoopTuner):
     def may_measure(self, entry: Entry, loop: Loop, host: Any) -> bool:
         return self._under_way is None and self._measured() is None
 
+    def forget(self) -> None:
+        super().forget()
+        self._measured, self._entry, self._under_way = lambda: None, None, None
+
     def end(self, measured: MeasuredLoop, state: Any, output: Any) -> None:
         """Learn from a request whose last output is computed, and whose scheduler's last step is still to come."""
+        if self._measured() is not measured:  # its first steps were computed with other weights
+            return
         entry, loop = measured.entry, measured.loop
         assert isinstance(loop, WaveLoop), "it was given to `plan`"
         self._measured, self._entry = lambda: None, None

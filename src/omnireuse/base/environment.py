@@ -7,18 +7,24 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
-__all__ = ["from_environment", "switched_on"]
+__all__ = ["SWITCHES", "from_environment", "switch_of", "switched_on"]
 
 logger = logging.getLogger("omnireuse")
 
 T = TypeVar("T")
-_SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
+"""What switches say, wherever they stand, in any case of letters."""
 _said: set[tuple[str, str]] = set()
+
+
+def switch_of(value: object) -> bool | None:
+    """Whether a value means on or off: true, 1, "On" and what is like them (`SWITCHES`); None for another value."""
+    return SWITCHES.get(str(value).strip().lower()) if isinstance(value, (str, int)) else None
 
 
 def switched_on(name: str, *, otherwise: bool) -> bool:
     """Whether a variable says 1/true/yes/on, and not 0/false/no/off, in any case of letters."""
-    return from_environment(name, _SWITCHES.get, otherwise, f"one of {', '.join(_SWITCHES)}")
+    return from_environment(name, SWITCHES.get, otherwise, f"one of {', '.join(SWITCHES)}")
 
 
 def from_environment(name: str, parse: Callable[[str], T | None], otherwise: T, wanted: str) -> T:

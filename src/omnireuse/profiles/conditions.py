@@ -22,7 +22,7 @@ from omnireuse.pipelines.snapshot import Snapshot, autocast_state, when_suspecte
 from omnireuse.profiles.holding import held_by
 from omnireuse.profiles.origin import fingerprint
 
-__all__ = ["OTHER_WEIGHTS", "Conditions", "Hooks", "Watch", "watch_of"]
+__all__ = ["OTHER_WEIGHTS", "Conditions", "Hooks", "Watch", "read_weights_anew", "watch_of"]
 
 
 OTHER_WEIGHTS = "the pipeline has other weights than the profile was measured with"
@@ -146,6 +146,16 @@ def watch_of(pipeline: Any) -> Watch:
             return known
         except TypeError:  # not hashable, or not to be held weakly
             return Watch(pipeline)
+
+
+def read_weights_anew() -> None:
+    """Let the next look at each pipeline of this process read its weights: somebody has written them in a way that
+    torch does not count, as engines do that replace them."""
+    with _lock:
+        watches = list(_watches.values())
+    for watch in watches:
+        with watch._lock:
+            watch._found = None
 
 
 _lock = threading.Lock()

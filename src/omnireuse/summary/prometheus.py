@@ -86,6 +86,9 @@ METRICS = {
     f"{_PREFIX}_audit_error": "Largest relative L1 error of the final latents among the latest audits",
     f"{_PREFIX}_audited_pictures": "Pictures among the latest audits",
     f"{_PREFIX}_audits_broken": "Pictures among the latest audits beyond the tolerance",
+    f"{_PREFIX}_tuning_pictures": "Pictures measured for the configuration of the latest run",
+    f"{_PREFIX}_tuning_runs": "Work of measuring it, pictures and trial runs, in full runs",
+    f"{_PREFIX}_tuning_state": "1 for the state of its tuning: off, measuring, ready or failed",
     f"{_PREFIX}_kept_bytes": "Most bytes of tensors that one run held",
 }
 """Every metric by its name in the exposition, with its meaning."""
@@ -104,6 +107,7 @@ class StepReuseCollector(Collector[Summarized]):
     labels: ClassVar[Mapping[str, tuple[str, ...]]] = {
         f"{_PREFIX}_decisions_total": ("strategy", "action", "reason"),
         f"{_PREFIX}_fallbacks_total": ("strategy", "to"),
+        f"{_PREFIX}_tuning_state": ("state",),
     }
 
     def samples(self, source: Summarized) -> Iterator[tuple[str, tuple[str, ...], float]]:
@@ -125,6 +129,10 @@ class StepReuseCollector(Collector[Summarized]):
         for name, value in values.items():
             if value is not None:
                 yield f"{_PREFIX}_{name}", (), value
+        if (tuning := summary.tuning) is not None:
+            yield f"{_PREFIX}_tuning_pictures", (), tuning.pictures
+            yield f"{_PREFIX}_tuning_runs", (), tuning.runs
+            yield f"{_PREFIX}_tuning_state", (tuning.state,), 1
         for words, count in sorted(summary.reasons.items()):
             action, reason = words.rstrip(")").split(" (", 1)
             yield f"{_PREFIX}_decisions_total", (summary.name, action, reason), count

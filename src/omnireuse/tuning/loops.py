@@ -208,6 +208,11 @@ class LoopTuner(HostTuner):
             return plan
         return replace(plan, strategy=entry.strategy, name=f"{plan.name}, tuned")
 
+    def forget(self) -> None:
+        """Drop what was measured, and look for plans anew: the model has other weights."""
+        self._registry.forget()
+        self._latest = None
+
     @contextmanager
     def measuring(self, plan: RequestPlan, host: Any = None) -> Iterator[None]:
         """The loop of a chosen plan is made within. If it is measured, the shadows that are due follow it."""

@@ -99,6 +99,12 @@ class PlanRegistry(Shared):
                 entry.drop()
                 entry.release()
 
+    def forget(self) -> None:
+        """Close, and find each entry anew."""
+        with self.lock:
+            self.close()
+            self.entries.clear()
+
     def _new(self, key: tuple[str, int], configuration: Configuration, budget: Budget) -> Entry:
         tuning = Tuning(
             state="measuring",

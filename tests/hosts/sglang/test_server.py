@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.dashboards import asked_in
 from tests.hosts.serving import Server, documented, grown, keeps_no_more, picture, running_server, serve_clients
 from tests.hosts.sglang import beside
 from tests.hosts.sglang.conftest import IN_SGLANG, SHAPES_FLUX
@@ -39,8 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     site = folder / "site"
     site.mkdir()
-    environment = {"PYTHONPATH": f"{beside.announce(site)}:src:.", "OMNIREUSE_SGLANG": '{"speedup": 2}'}
-    environment["OMNIREUSE_TUNE"] = "0"
+    environment = {"PYTHONPATH": f"{beside.announce(site)}:src:engines/src:.", "OMNIREUSE_SGLANG": '{"speedup": 2}'}
+    environment |= {"OMNIREUSE_TUNE": "0", "OMNIREUSE_OFF": str(folder / "off")}
     command = ["-m", "sglang.multimodal_gen.runtime.entrypoints.cli.main", "serve", "--model-path", str(SHAPES_FLUX)]
     command += ["--model-id", "FLUX.1-dev", "--backend", "sglang", "--port", "{port}", "--host", "127.0.0.1"]
     command += ["--dit-precision", "fp32", "--vae-precision", "fp32", "--text-encoder-precisions", "fp32", "fp32"]
@@ -84,11 +85,37 @@ def test_the_server_counts_steps_among_its_own_metrics(server: Server) -> None:
     assert grown(server, before) == {
         'omnireuse_requests_total{target="server"}': 1,
         'omnireuse_requests_total{target="speedup"}': 2,
+        'omnireuse_requests_total{target="off"}': 1,
         'omnireuse_request_steps_total{action="computed",target="server"}': 12,
         'omnireuse_request_steps_total{action="reused",target="server"}': 12,
         'omnireuse_request_steps_total{action="computed",target="speedup"}': 16,
         'omnireuse_request_steps_total{action="reused",target="speedup"}': 32,
+        'omnireuse_request_steps_total{action="computed",target="off"}': 24,
     }
+
+
+def test_a_file_switches_reuse_off_from_the_next_request_on(server: Server) -> None:
+    switch = server.log.parent / "off"
+    on = ask(server, body())
+    switch.touch()
+    try:
+        before = server.samples("omnireuse_")
+        off = ask(server, body(reuse={"speedup": 3}))
+        assert grown(server, before) == {
+            'omnireuse_requests_total{target="off"}': 1,
+            'omnireuse_request_steps_total{action="computed",target="off"}': 24,
+        }
+    finally:
+        switch.unlink()
+    assert np.array_equal(off, ask(server, body(reuse="off")))
+    assert np.array_equal(on, ask(server, body()))
+
+
+def test_the_dashboard_asks_for_metrics_that_the_server_exposes(server: Server) -> None:
+    ask(server, body())
+    exposed = {name.partition("{")[0] for name in server.samples("omnireuse_")}
+    asked = asked_in("sglang-dashboard.json")
+    assert asked <= exposed
 
 
 def test_many_clients_at_once_get_their_solo_pictures_and_leave_nothing(server: Server) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.dashboards import asked_in
 from tests.hosts.serving import Server, documented, grown, keeps_no_more, picture, running_server, serve_clients
 from tests.hosts.vllm_omni.conftest import IN_VLLM_OMNI
 from tests.hosts.vllm_omni.server import environment, serving
@@ -49,7 +50,9 @@ def of_whole_requests(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory)
 def started(model: Path, folder: Path, *options: str) -> Iterator[Server]:
     (folder / "site").mkdir()
     with running_server(
-        serving(model, "--port", "{port}", *options), environment(folder / "site"), folder / "log"
+        serving(model, "--port", "{port}", *options),
+        environment(folder / "site") | {"OMNIREUSE_OFF": str(folder / "off")},
+        folder / "log",
     ) as server:
         yield server
 
@@ -138,6 +141,26 @@ def test_the_server_counts_steps_among_its_own_metrics(server: Server) -> None:
     }
 
 
+def test_a_file_switches_reuse_off_from_the_next_request_on(server: Server) -> None:
+    switch = server.log.parent / "off"
+    switch.touch()
+    try:
+        before = server.samples("omnireuse_")
+        answer = ask(server, body(reuse={"speedup": 3}))
+        assert figures(answer)["steps_reused"] == 0
+        assert grown(server, before)['omnireuse_requests_total{target="off"}'] == 1
+    finally:
+        switch.unlink()
+    assert figures(ask(server, body()))["steps_reused"] == 12
+
+
+def test_the_dashboard_asks_for_metrics_that_the_server_exposes(of_whole_requests: Server) -> None:
+    ask(of_whole_requests, body())
+    exposed = {name.partition("{")[0] for name in of_whole_requests.samples("omnireuse_")}
+    asked = asked_in("vllm-omni-dashboard.json")
+    assert asked <= exposed
+
+
 def test_many_clients_at_once_get_their_solo_pictures_and_leave_nothing(server: Server) -> None:
     kinds = [(which, steps, reuse) for which, steps in ((0, 24), (1, 30), (2, 12)) for reuse in SETTINGS]
     solo = random.Random(0).sample(kinds, 6)
@@ -172,12 +195,12 @@ def kept(server: Server) -> dict[str, float]:
 
 
 def test_off_is_told_from_a_server_without_the_plugin_in_both_modes(server: Server, of_whole_requests: Server) -> None:
+    before = of_whole_requests.samples("omnireuse_")
     for each in (server, of_whole_requests):
         answer = ask(each, body(reuse="off", return_stage_metrics=True))
         assert figures(answer) == {"steps_computed": 24, "steps_reused": 0}
         assert answer["metrics"]["omnireuse_strategy"] == "off"
-    counted = of_whole_requests.samples("omnireuse_requests_total")
-    assert counted == {'omnireuse_requests_total{target="off"}': 1}
+    assert grown(of_whole_requests, before)['omnireuse_requests_total{target="off"}'] == 1
 
 
 def test_encodes_of_prompts_are_announced_and_counted_where_they_are_cached(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omnireuse import EasyCache, handle_of
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
-from omnireuse_engines.settings import MOST_PLANS, RequestSettings, ServerSettings, options_in
+from omnireuse_engines.request import TUNING_WORK, count_request
+from omnireuse_engines.settings import KEY, MOST_PLANS, RequestSettings, ServerSettings, options_in
 from tests.helpers.tiny import TINY
 
 SERVER, THREE = RequestSettings(), RequestSettings.of({"omnireuse": {"speedup": 3}})
@@ -64,6 +66,61 @@ def test_errors_name_the_words_of_the_request_or_of_the_server(given: dict[str, 
         ServerSettings({}, place="--cache-config").plan(RequestSettings.of({"omnireuse": given}), None)
     with pytest.raises((ConfigError, WrongTypeError), match=rf"^--cache-config\({name}="):
         ServerSettings(given, place="--cache-config").plan(SERVER, None)
+
+
+@pytest.mark.parametrize("given", ["on", "On", True, "true", 1, "1", {}])
+def test_on_is_one_list_of_words(given: object) -> None:
+    assert RequestSettings.of({"omnireuse": given}) == RequestSettings()
+    if not isinstance(given, dict):
+        assert options_in(str(given), place="OMNIREUSE_SGLANG") == {"default": "on"}
+
+
+@pytest.mark.parametrize("given", ["off", "OFF ", False, "false", 0, "0"])
+def test_off_is_one_list_of_words(given: object) -> None:
+    assert RequestSettings.of({"omnireuse": given}) == RequestSettings(off=True)
+    assert options_in(str(given), place="OMNIREUSE_SGLANG") == {"default": "off"}
+
+
+def test_a_file_switches_every_request_off_from_the_next_one_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    switch = tmp_path / "off"
+    monkeypatch.setenv("OMNIREUSE_OFF", str(switch))
+    settings = ServerSettings({"speedup": 2}, place="--cache-config")
+    asked = ({}, {"omnireuse": {"speedup": 3}})
+    assert [settings.wanted(each).off for each in asked] == [False, False]
+    switch.touch()
+    assert [settings.wanted(each).off for each in asked] == [True, True]
+    assert settings.admit(asked[1], steps=28)[1].name == "off"
+    switch.unlink()
+    assert [settings.wanted(each).off for each in asked] == [False, False]
+    assert [record.getMessage().partition(str(switch))[2] for record in caplog.records] == [
+        " exists, and each request from now on computes every step",
+        " is gone, and each request from now on may reuse steps again",
+    ]
+
+
+def test_a_switch_that_is_no_path_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIREUSE_OFF", "1")
+    with pytest.raises(ConfigError, match="OMNIREUSE_OFF='1': the variable must be an absolute path"):
+        ServerSettings({}, place="--cache-config")
+
+
+def test_counters_tell_the_state_of_tuning_and_its_work() -> None:
+    prometheus_client = pytest.importorskip("prometheus_client", reason="needs omnireuse[metrics]")
+
+    def value(name: str, **labels: str) -> float:
+        return prometheus_client.REGISTRY.get_sample_value(name, labels) or 0.0
+
+    tuning = f"{KEY}_request_tuning_total"
+    before = [value(tuning, state=state) for state in ("measured", "untuned", "tuned")]
+    work = value(f"{KEY}_tuning_runs_total")
+    for tuned, reused, new in ((0, 0, 1.0), (0, 0, 2.5), (0, 12, 0.0), (1, 14, 0.0)):
+        figures = {f"{KEY}_tuned": float(tuned), f"{KEY}_steps_reused": float(reused), TUNING_WORK: new}
+        count_request(figures, "server")
+    after = [value(tuning, state=state) for state in ("measured", "untuned", "tuned")]
+    assert [now - then for now, then in zip(after, before, strict=True)] == [2, 1, 1]
+    assert value(f"{KEY}_tuning_runs_total") - work == 3.5
 
 
 @pytest.mark.parametrize(
@@ -175,7 +232,7 @@ def test_without_limits_every_valid_target_is_served() -> None:
     [
         ({"max_speedup": 0.5}, ConfigError, "max_speedup must be a finite number of at least 1"),
         ({"max_speedup": "4x"}, ConfigError, "max_speedup must be"),
-        ({"default": False}, ConfigError, 'default must be "on" or "off", got False'),
+        ({"default": "half"}, ConfigError, 'default must be "on" or "off", got \'half\''),
         ({"request_targets": "speedup"}, WrongTypeError, "request_targets must be a list"),
         ({"request_targets": ["sped"]}, UnknownNameError, "did you mean 'speedup'"),
     ],
@@ -193,7 +250,7 @@ def test_limits_that_limit_nothing_are_errors(options: dict[str, object], error:
         (" on ", {"default": "on"}),
         ('{"speedup": 3}', {"speedup": 3}),
         ("2", None),
-        ("yes", None),
+        ("maybe", None),
     ],
 )
 def test_an_environment_variable_says_on_off_or_options(text: str | None, options: dict[str, object] | None) -> None:

@@ -66,6 +66,9 @@ class Tuned:
     def end(self, measured: Any, state: State, output: torch.Tensor) -> None:
         self.tuner.end(measured, state, output)
 
+    def forget(self) -> None:
+        self.tuner.forget()
+
     def denoise(self, state: State) -> torch.Tensor:
         self._calls += 1
         if self.breaks is not None:
@@ -239,6 +242,30 @@ def test_an_entry_that_ends_meanwhile_keeps_nothing_of_a_measured_request() -> N
     entry.end("failed", "another request has met an error")
     assert torch.equal(tuned.engine.alone(state), full_of(0))
     assert (entry.calls, entry.is_busy, entry.tuning.state) == ([], False, "failed")
+
+
+def test_requests_of_two_weights_are_not_measured_together() -> None:
+    tuned = Tuned()
+    tuned.serve(0)
+    state = named(1)
+    for _ in range(5):
+        tuned.engine.wave([state])
+    tuned.engine.waves.forget()
+    assert torch.equal(tuned.engine.alone(state), full_of(1))
+    assert state.extra[KEY].computed == STEPS
+    tuned.serve(2)
+    assert tuned.tuner.tuning.pictures == 2  # the first, whose weights are found to be the same, and the last
+
+
+def test_a_request_on_its_way_forgets_what_other_weights_have_computed() -> None:
+    engine, state = Engine(plan=lambda _: UNTUNED, smooth=True), named(0)
+    while not state.extra or state.extra[KEY].reused < 2:
+        engine.wave([state])
+    rows = len(engine.rows)
+    engine.waves.forget()
+    engine.wave([state])
+    engine.wave([state])
+    assert len(engine.rows) == rows + 2
 
 
 def test_a_request_whose_end_fails_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:

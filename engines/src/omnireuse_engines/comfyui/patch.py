@@ -35,6 +35,7 @@ from omnireuse_engines.comfyui.wrappers import (
     refuse_other_caches,
     wrapped,
 )
+from omnireuse_engines.host import SWITCH, is_switched_off
 from omnireuse_engines.settings import KEY
 
 __all__ = ["Reuse", "attach", "reuse_of"]
@@ -80,9 +81,10 @@ class Reuse:
 
     def report(self) -> tuple[str, tuple[float | None, ...]]:
         """The summary in words, and the share of each step of the latest run that was computed."""
-        if self._strategy is None:
+        if self._strategy is None or self._full_steps:
+            why = "" if self._strategy is None else f", switched off by {SWITCH}"
             steps = f": all {self._full_steps} steps were computed" if self._full_steps else ""
-            return f"{self.plan.name}{steps}", (1.0,) * self._full_steps
+            return f"{self.plan.name}{why}{steps}", (1.0,) * self._full_steps
         summary = self.summary()
         return str(summary), summary.last_run
 
@@ -110,10 +112,11 @@ class Reuse:
         def proceed() -> Any:
             return executor(noise, latent_image, sampler, sigmas, *rest, **named)
 
-        strategy = self._strategy
+        strategy = None if is_switched_off() else self._strategy
         if strategy is None:
             self._full_steps = max(len(sigmas) - 1, 0)
             return proceed()
+        self._full_steps = 0
         refuse_other_caches(guider.model_options.get("transformer_options", {}).get("wrappers", {}).get(OUTER, {}))
         call = SamplerCall.of(guider, noise, latent_image, sampler, sigmas, rest, named)
         part, before = self._parts.place(guider, call)

@@ -21,6 +21,7 @@ _RUNTIME = "sglang.multimodal_gen.runtime"
 _CORE = f"{_RUNTIME}.pipelines_core"
 _STAGE = f"{_CORE}.stages.denoising.DenoisingStage"
 _PIPELINE = f"{_CORE}.composed_pipeline_base.ComposedPipelineBase"
+_UPDATER = f"{_RUNTIME}.post_training.weights_updater.WeightsUpdater"
 _DIFFUSERS = f"{_RUNTIME}.pipelines.diffusers_pipeline.DiffusersExecutionStage"
 
 
@@ -49,7 +50,9 @@ def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server
         return original(stage, ctx, batch, server_args, **kwargs)
     wanted = REUSE.wanted(batch, cache_dit=stage._cache_dit_requested_for_batch(batch))
     if wanted.off:
-        return original(stage, ctx, batch, server_args, **kwargs)
+        result = original(stage, ctx, batch, server_args, **kwargs)
+        REUSE.computed(batch, len(ctx.timesteps))
+        return result
     return REUSE.denoise(wanted, StageLoop(original, stage, ctx, batch, server_args), **kwargs)
 
 
@@ -72,6 +75,8 @@ def _whole(original: Callable[..., Any], stage: Any, batch: Any, server_args: An
             batch.extra[FIELD] = given
     if figures := whole.figures():
         REUSE.report(batch, wanted, figures)
+    elif wanted.off and not batch.is_warmup:
+        REUSE.computed(batch, getattr(stage.diffusers_pipe, "num_timesteps", batch.num_inference_steps))
     return result
 
 
@@ -82,6 +87,14 @@ def _together(original: Callable[..., Any], pipeline: Any, given: Any, server_ar
     if not isinstance(given, list) or len(given) > 1:
         _look(pipeline, given if isinstance(given, list) else [given], served)
     return result
+
+
+def _weights(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
+    """Weights are replaced, wholly or, if that fails, in part."""
+    try:
+        return original(updater, *args, **kwargs)
+    finally:
+        REUSE.forget()
 
 
 def _in_turn(original: Callable[..., Any], pipeline: Any, batches: list[Any], server_args: Any) -> Iterator[Any]:
@@ -117,6 +130,8 @@ SEAMS: tuple[tuple[str, str, Callable[..., Any]], ...] = (
     (f"{_PIPELINE}.forward", "AROUND", _together),
     (f"{_PIPELINE}.forward_batch", "AROUND", _together),
     (f"{_PIPELINE}.forward_batch_sequentially", "AROUND", _in_turn),
+    (f"{_UPDATER}.update_weights_from_disk", "AROUND", _weights),
+    (f"{_UPDATER}.update_weights_from_tensor", "AROUND", _weights),
     (f"{_RUNTIME}.utils.perf_logger.RequestMetrics.to_dict", "AFTER", _metrics),
 )
 """Function, kind of hook, hook. SGLang calls BEFORE with the arguments, AFTER with the result and the arguments, and

@@ -13,11 +13,13 @@ from weakref import WeakKeyDictionary
 
 import torch.distributed as dist
 
+from omnireuse.base.environment import switch_of
 from omnireuse.errors import ConfigError
-from omnireuse.tuning.loops import LoopTuner, RequestPlan
+from omnireuse.profiles.conditions import read_weights_anew
+from omnireuse.tuning.loops import OFF, LoopTuner, RequestPlan
 from omnireuse_engines.host import check_host, warn_once
 from omnireuse_engines.ranks import has_ranks, measures
-from omnireuse_engines.request import STRATEGY, RequestReuse, count_request
+from omnireuse_engines.request import COUNTED, STRATEGY, RequestReuse, count_request, figures_of, work_figures
 from omnireuse_engines.settings import KEY, RequestSettings, ServerSettings, options_in
 from omnireuse_engines.sglang.loop import StageLoop
 from omnireuse_engines.whole import WholeRequests
@@ -71,6 +73,11 @@ class Process:
             self._settings = ServerSettings(options_in(os.environ.get(VARIABLE), place=VARIABLE), place=VARIABLE)
         return self._settings
 
+    @property
+    def is_inert(self) -> bool:
+        """Whether the server was started without reuse, so that only requests that ask for it get it."""
+        return switch_of(os.environ.get(VARIABLE, "").strip() or "off") is False
+
     def start(self, server_args: Any, *, cache_dit: bool) -> None:
         """Read the settings of a server that starts, and refuse those that cannot work in it.
 
@@ -81,7 +88,7 @@ class Process:
             whole.end()
         self._whole.clear()
         self._settings, self._replicas, self._tuner = None, server_args.dp_size, None
-        if self.settings.default == "off" and os.environ.get(VARIABLE, "off").strip() in ("", "off"):
+        if self.is_inert:
             if self.missing:
                 logger.error("omnireuse cannot get into this SGLang; not hooked: %s", ", ".join(self.missing))
             return
@@ -93,6 +100,16 @@ class Process:
             )
         if "profile" not in self.settings.options:
             self.plan(RequestSettings())
+
+    def forget(self) -> None:
+        """Ask anew for all that depends on weights, which SGLang has replaced in a way that torch knows nothing of."""
+        read_weights_anew()
+        self.settings.forget()
+        for whole in self._whole.values():
+            whole.forget()
+        if self._tuner is not None:
+            self._tuner.forget()
+        logger.info("omnireuse looks for plans anew: weights were replaced")
 
     def announce(self, pipeline: Any, *, is_native: bool) -> None:
         """Say once which pipeline is served."""
@@ -155,7 +172,7 @@ class Process:
         with nullcontext() if tuner is None else tuner.measuring(plan):
             result = loop.serve(request, **kwargs)
         if request.computed or request.reused:
-            self.report(loop.batch, wanted, request.figures())
+            self.report(loop.batch, wanted, request.figures() | work_figures(tuner))
         return result
 
     def _of_server(self) -> LoopTuner | None:
@@ -178,9 +195,15 @@ class Process:
             count_request(figures, wanted.kind)
         computed, reused = (int(figures[f"{KEY}_steps_{did}"]) for did in ("computed", "reused"))
         if request.metrics is not None:
-            setattr(request.metrics, KEY, figures)
+            shown = {name: figure for name, figure in figures.items() if not name.startswith(COUNTED)}
+            setattr(request.metrics, KEY, shown)
         if not request.suppress_logs and not (dist.is_initialized() and dist.get_rank()):
             logger.info("omnireuse computed %d of %d steps: %s", computed, computed + reused, figures[STRATEGY])
+
+    def computed(self, request: Any, steps: int) -> None:
+        """Report a request that is off, in a server whose others are not."""
+        if not self.is_inert:
+            self.report(request, RequestSettings(off=True), figures_of(OFF.name, None, steps, 0))
 
     def pass_by(self, pipeline: Any) -> None:
         """Warn of a request that asked for reuse and got none, once for each kind of pipeline."""

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, install_prompt_embed_cache
+from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, bump_epoch, install_prompt_embed_cache
 from omnireuse.errors import ConfigError, OmniReuseError
+from omnireuse.profiles.conditions import read_weights_anew
 from omnireuse.prompts.cache import PromptCacheOptions
 from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse_engines.ranks import has_ranks
-from omnireuse_engines.request import PROMPTS, figures_of
+from omnireuse_engines.request import PROMPTS, figures_of, work_figures
 from omnireuse_engines.settings import KEY, RequestSettings
 from omnireuse_engines.vllm_omni.admission import (
     PLACE,
@@ -131,6 +132,20 @@ class Backend:
         steps = getattr(self._pipeline, "num_timesteps", None)
         return figures_of(OFF.name, None, steps if self._off == {steps} else None, 0)
 
+    def forget(self, method: str) -> None:
+        """Ask anew for all that depends on weights: the engine has called a method of its worker that may have written
+        them, of which torch knows nothing."""
+        if not self.enabled:
+            return
+        read_weights_anew()
+        self.settings.forget()
+        self._whole.forget()
+        if self.waves is not None:
+            self.waves.forget()
+        if self.prompts is not None:
+            bump_epoch(self._pipeline)
+        logger.info("omnireuse looks for plans and prompts anew: %s may have written weights", method)
+
     def prompt_figures(self) -> dict[str, float]:
         """What the cache of prompt embeddings has done since they were last asked for, for the server's counters."""
         if self.prompts is None:
@@ -156,7 +171,7 @@ class Backend:
         prompts = self.prompt_figures()
         if is_warm_up(state.request_id):
             return OFF
-        state.stage_durations.update(prompts)
+        state.stage_durations.update(prompts | work_figures(self._tuner))
         wanted = self.settings.wanted(state.sampling.extra_args)
         plan = self._plan(wanted)
         refuse_plan(plan)

@@ -14,8 +14,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from omnireuse.errors import OmniReuseError
+from omnireuse.tuning.loops import OFF
 from omnireuse_engines import host
-from omnireuse_engines.request import PROMPTS, STRATEGY, count_request
+from omnireuse_engines.request import COUNTED, STRATEGY, count_request
 from omnireuse_engines.settings import KEY, RequestSettings
 from omnireuse_engines.vllm_omni.admission import Admission
 from omnireuse_engines.vllm_omni.backend import Backend
@@ -29,6 +30,8 @@ TESTED = ("0.30",)
 
 _DIFFUSION = "vllm_omni.diffusion"
 _RUNNER = f"{_DIFFUSION}.worker.diffusion_model_runner"
+_WAKE = ("wake_up", "handle_wake_task")
+"""Methods of the engine's own worker that bring weights back, which somebody may have replaced meanwhile."""
 
 Original = Callable[..., Any]
 
@@ -91,10 +94,11 @@ def _whole_results(original: Original, runner: Any, reqs: list[Any], outputs: li
     """Report the reuse of whole requests."""
     backend = runner.cache_backend
     if isinstance(backend, Backend):
-        figures, prompts = backend.figures(), backend.prompt_figures()
+        figures = backend.figures() | backend.prompt_figures()
+        counted = {name: figures.pop(name) for name in list(figures) if name.startswith(COUNTED)}
         for output in outputs:
-            output.stage_durations = {**(output.stage_durations or {}), **figures, **prompts}
-            prompts = {}  # they are counted once
+            output.stage_durations = {**(output.stage_durations or {}), **figures, **counted}
+            counted = {}  # once
     return original(runner, reqs, outputs)
 
 
@@ -112,6 +116,18 @@ def _admission(original: Original, scheduler: Any, request_id: str, request: Any
             "vllm-omni serves its pipeline without any cache; every step is computed"
         )
     return original(scheduler, request_id, request)
+
+
+def _called(original: Original, worker: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+    """Notice a method of the worker after which weights may be others: one that wakes it up, or one that is not the
+    engine's own, as those by which trainers hand over weights."""
+    try:
+        return original(worker, method, *args, **kwargs)
+    finally:
+        if method in _WAKE or not hasattr(worker.base_worker_class, str(method)):
+            backend = getattr(getattr(worker.worker, "model_runner", None), "cache_backend", None)
+            if isinstance(backend, Backend):
+                backend.forget(str(method))
 
 
 @contextmanager
@@ -136,14 +152,15 @@ def _metrics(original: Original, engine: Any, request: Any, output: Any) -> Any:
     """Copy the figures of reuse from the timings, which reach every response, to the metrics of the engine's output."""
     durations = output.stage_durations or {}
     strategy = durations.pop(STRATEGY, None)
-    prompts = {name: durations.pop(name) for name in list(durations) if name.startswith(PROMPTS)}
+    counted = {name: durations.pop(name) for name in list(durations) if name.startswith(COUNTED)}
     ours = {name: figure for name, figure in durations.items() if name.startswith(f"{KEY}_")}
     results = original(engine, request, output)
     for result in results if ours else ():
         result.metrics.update(ours)
         wanted = RequestSettings.of(request.sampling_params.extra_args)
-        told = {**ours, **prompts, STRATEGY: strategy, "target": wanted.kind}
-        result.custom_output, prompts = {**result.custom_output, KEY: told}, {}
+        target = OFF.name if strategy == OFF.name else wanted.kind
+        told = {**ours, **counted, STRATEGY: strategy, "target": target}
+        result.custom_output, counted = {**result.custom_output, KEY: told}, {}
     return results
 
 
@@ -155,7 +172,7 @@ def _response(original: Original, omni: Any, result: Any, *args: Any, **kwargs: 
     if figures and stage.finished:
         count_request(figures, figures.pop("target"))
         if made is not None:
-            made.metrics.update({name: each for name, each in figures.items() if not name.startswith(PROMPTS)})
+            made.metrics.update({name: each for name, each in figures.items() if not name.startswith(COUNTED)})
     return made
 
 
@@ -170,6 +187,7 @@ SEAMS: tuple[host.Seam, ...] = (
         "DiffusersAdapterPipeline._raise_unsupported_features",
         _diffusers_format,
     ),
+    (f"{_DIFFUSION}.worker.diffusion_worker", "WorkerWrapperBase.execute_method", _called),
     (f"{_DIFFUSION}.sched.base_scheduler", "BaseScheduler._add_request_with_request_id", _admission),
     (f"{_DIFFUSION}.diffusion_engine", "DiffusionEngine.postprocess_output", _metrics),
     ("vllm_omni.entrypoints.omni_base", "OmniBase._process_single_result", _response),

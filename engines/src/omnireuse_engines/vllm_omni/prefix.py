@@ -7,6 +7,7 @@ import logging
 import os
 from importlib import import_module
 
+from omnireuse.base.environment import switch_of
 from omnireuse.errors import ConfigError
 from omnireuse_engines.host import check_host
 
@@ -32,10 +33,10 @@ def install_prefix_cache(tested: tuple[str, ...]) -> None:
     Raises:
         ConfigError: another value than "on" or "off", or a vllm-omni whose prefix cache is called otherwise.
     """
-    given = os.environ.get(PREFIX_SWITCH, "off").strip().lower()
-    if given not in ("on", "off"):
+    given = os.environ.get(PREFIX_SWITCH, "off")
+    if (switch := switch_of(given)) is None:
         raise ConfigError(f'{PREFIX_SWITCH}={given!r}: it must be "on" or "off", or not be set')
-    if given == "off":
+    if not switch:
         return
     from omnireuse.core.prefix_cache import OmniPrefixCacheManager as Ours
 
