@@ -42,7 +42,7 @@ class Limit(NamedTuple):
     changes: int
 
 
-LIMITS = {"default": Limit(37, 17), "with a callback": Limit(41, 20), "calibrated": Limit(82, 40)}
+LIMITS = {"default": Limit(51, 21), "with a callback": Limit(66, 31), "calibrated": Limit(96, 42)}
 
 
 class Hops:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -225,12 +225,11 @@ class Session(Live):
         self._refresh()
         pipeline, outside = self.pipeline, self.calls_outside
         loop, loops = Loop(call.choose, (pipeline, args, kwargs)), self._loops
-        looks = partial(self._parts.refresh_others, pipeline)  # a callback may have replaced the scheduler
         loop.clock.announce()
         loops.calls.append(loop)
         loops.now = loop
         try:
-            with calling(pipeline), callbacks_aside(args, kwargs, looks) as aside:
+            with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as aside:
                 result = call.proceed(*aside.args, **aside.kwargs)
             self._end(is_complete=getattr(pipeline, "_interrupt", False) is not True)
         finally:
@@ -241,6 +240,14 @@ class Session(Live):
         if not loop.had_run:
             self._inert.no_run(self._name, is_called=self.calls_outside != outside)
         return result
+
+    def _called_back(self, changed: Sequence[str]) -> None:
+        """Handle the end of a callback, which may have replaced the scheduler, or conditions of the next step."""
+        if self._is_open:
+            self._parts.refresh_others(self._pipeline())
+        if (run := self._loops.now.run) is not None:
+            run.is_touched = True
+            run.conditions.change(run.step, (name for name in changed if name != "latents"))
 
     # -- the calls of its parts
 
@@ -299,8 +306,8 @@ class Session(Live):
             loop = self.loop
             run = loop.run if loop.clock.scheduler is None else None
             reuses = run is not None and run.is_reused_by_schedule and type(run.region) is StepRegion
-            scale = {**dict(zip(names, args, strict=False)), **kwargs}.get("conditioning_scale")
-            return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), scale, proceed, args, kwargs)
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), given, proceed, args, kwargs)
 
         return called
 
