@@ -1,8 +1,8 @@
 """What fits on a small card: modulation is computed once, and its weights leave the process's memory.
 
 Two blocks of Flux with random weights draw a few pictures. The weights that see only the timestep then go to a file
-that is mapped, and the pictures keep their bits. On a GPU, `release="cpu"` frees the same bytes of the device: a third of the weights
-of Qwen-Image.
+that is mapped, and the pictures keep their bits. On a GPU, `release="cpu"` frees the same bytes of the device: a
+third of the weights of Qwen-Image.
 
 Run: python examples/small_card.py [--width 16] [--steps 4]
 """
