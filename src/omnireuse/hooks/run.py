@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from omnireuse.hooks.denoisers import parameters_of
 from omnireuse.loop.branch_state import refuse_gradients
+from omnireuse.loop.conditions import Conditions
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.stepper import Stepper
@@ -33,7 +34,6 @@ __all__ = [
     "RegionFactory",
     "Run",
     "RunStart",
-    "previous_sample",
 ]
 
 
@@ -95,6 +95,9 @@ class Run:
         is_stepped: whether somebody ends its steps: the scheduler's `step`, or a user.
         given: arguments of the scheduler's step that is under way, by name.
         magnitudes: numbers of steps, and the largest magnitude of the latents after each, left on their device.
+        conditions: what its steps are computed from beside latents and time.
+        is_touched: whether a callback has run since the step before.
+        changed_at: the step of the latest change of conditions that the hooks know of.
         grids: how the tokens of the latents unfold, by the layout of the call: reading positions waits for the device.
     """
 
@@ -109,6 +112,7 @@ class Run:
         self.is_stepped = False
         self.magnitudes: list[tuple[int, torch.Tensor]] = []
         self.grids: dict[Hashable, tuple[int, ...] | None] = {}
+        self.conditions, self.is_touched, self.changed_at = Conditions(), False, 0
         self._first_sigma: float | None = None
 
     def is_over(self, ahead: int = 0) -> bool:
@@ -128,7 +132,7 @@ class Run:
         """True if a schedule says before any call that the present step is reused."""
         schedule = self.generation.schedule
         is_scheduled = schedule is not None and self.step not in schedule
-        return is_scheduled and self.is_stepped and self.kind == "reuse"
+        return is_scheduled and self.is_stepped and self.kind == "reuse" and self.conditions.latest != self.step
 
     @property
     def kept_bytes(self) -> int:
@@ -145,14 +149,6 @@ class Run:
         values = torch.stack([value.to(device, torch.float32) for _, value in self.magnitudes]).tolist()
         steps = [step for step, _ in self.magnitudes]
         return next((step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)), None)
-
-
-def previous_sample(result: Any) -> torch.Tensor | None:
-    """The latents that a scheduler's step returned, in whatever form; None if there are none."""
-    sample = getattr(result, "prev_sample", None)
-    if sample is None and isinstance(result, (tuple, list)) and result:
-        sample = result[0]
-    return sample if isinstance(sample, torch.Tensor) else None
 
 
 class Region(ABC):
@@ -198,6 +194,7 @@ class Layout(NamedTuple):
         streams: the same of the tensors that enter the blocks.
         denoiser: its number.
         controls: scales of the ControlNets whose outputs the call may be given, by name.
+        conditions: the step at which one changed last.
     """
 
     arguments: tuple[tuple[str, tuple[int, ...], Any, Any], ...]
@@ -205,6 +202,7 @@ class Layout(NamedTuple):
     streams: tuple[tuple[tuple[int, ...], Any, Any], ...] = ()
     denoiser: int = 0
     controls: tuple[tuple[str, Any], ...] = ()
+    conditions: int = 0
 
     def changes_to(self, other: Layout) -> str:
         """What differs in `other`, in words."""
@@ -221,6 +219,8 @@ class Layout(NamedTuple):
             found.append("the scales of adapters")
         if self.controls != other.controls:
             found.append("the scales of ControlNets")
+        if self.conditions != other.conditions:
+            found.append("the content of conditions")
         if self.streams != other.streams and self.arguments == other.arguments:
             found.append("the shapes of what enters the blocks")
         return ", ".join(found) or "nothing"

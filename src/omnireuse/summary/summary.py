@@ -24,7 +24,7 @@ _REASONS = {  # "together", of branches that follow the first one's decision, is
     "policy": "as the policy chose",
     "first": "at the first step",
     "last": "at the last step",
-    "layout": "when the shape of the latents or the scale of an adapter changed",
+    "layout": "when a prompt, another input or its shape, or an adapter changed",
     "paused": "when a branch came back that an earlier step had left out",
     "unprimed": "before there was enough to forecast from",
     "nonfinite": "when the measured change was not finite",
@@ -145,6 +145,7 @@ class Summary:
         audits: the latest audits, oldest first; at most 1,000.
         tuning: the state of tuning for runs like the latest one; None if it is off.
         references: full and lean calls; None if lean calls are off.
+        notes: lines that extensions add.
     """
 
     name: str
@@ -172,6 +173,7 @@ class Summary:
     audits: tuple[Audit, ...] = ()
     tuning: Tuning | None = None
     references: ReferenceCalls | None = None
+    notes: Sequence[str] = ()
 
     @property
     def calls(self) -> int:
@@ -265,6 +267,7 @@ def _lines(summary: Summary) -> Iterator[str]:
             f"{counted(len(errors), 'picture')} audited: {sum(errors) / len(errors):.2%} error of the final latents on "
             f"average, {max(errors):.2%} at most{kept}"
         )
+    yield from summary.notes
     if summary.tuning is not None:
         yield str(summary.tuning)
     if summary.promise is not None:
