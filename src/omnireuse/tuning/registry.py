@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from omnireuse.base.once import Once
 from omnireuse.errors import NotTunableError, OmniReuseError
 from omnireuse.hooks.run import RunStart
 from omnireuse.planning.path import OutputProducts
@@ -41,7 +42,7 @@ class PlanRegistry(Shared):
     """The entries of one process. A host finds the entry of each run here, and hands it what it has measured."""
 
     _seen: set[str] = field(default_factory=set)
-    _said: set[tuple[tuple[str, int], str]] = field(default_factory=set)
+    _said: Once = field(default_factory=Once)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def known(
@@ -133,9 +134,7 @@ class PlanRegistry(Shared):
         """The untuned default for one picture; the next picture of the configuration looks again."""
         why, state = str(error), state_after(error)
         passed = replace(entry, tuning=replace(entry.tuning, state=state, reason=why), calls=[], trials=None, lock=None)
-        said = (entry.configuration.digest, len(entry.budget.steps)), why
-        if said not in self._said:
-            self._said.add(said)
+        if self._said.is_new((entry.configuration.digest, len(entry.budget.steps), why)):
             logger.info("%s", passed.tuning)
         return passed
 
