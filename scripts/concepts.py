@@ -49,14 +49,14 @@ CLOSURES = {
     "Session": "omnireuse.hooks.session",
 }
 ROWS = (
-    Row("enable, files", 49, 62),
-    Row("enable, lines", 9_119, 10_500),
-    Row("its keywords, files", 116, 100),
-    Row("its keywords, lines", 19_797, 15_000),
+    Row("enable, files", 48, 62),
+    Row("enable, lines", 9_186, 10_500),
+    Row("its keywords, files", 115, 100),
+    Row("its keywords, lines", 19_868, 15_000),
     Row("Generation, files", 18, 20),
-    Row("Generation, lines", 3_102, 2_800),
-    Row("Session, files", 33, 35),
-    Row("Session, lines", 6_692, 5_500),
+    Row("Generation, lines", 3_132, 2_800),
+    Row("Session, files", 32, 35),
+    Row("Session, lines", 6_715, 5_500),
     Row("circles, top level", 0, 0),
     Row("circles of files", 0, 0),
     Row("packages in circles", 0, 0),
@@ -64,12 +64,12 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 56, 50),
-    Row("lines of src", 29_072, 22_500),
+    Row("lines of src", 29_365, 22_500),
     Row("lines of lab", 4_887, 4_500),
     Row("lines of engines", 8_347, 7_500),
     Row("callables", 119, 60),
-    Row("annotations Any", 722, 400),
-    Row("large classes", 21, 5),
+    Row("annotations Any", 723, 400),
+    Row("large classes", 20, 5),
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -33,7 +34,6 @@ __all__ = [
     "RegionFactory",
     "Run",
     "RunStart",
-    "previous_sample",
 ]
 
 
@@ -85,6 +85,7 @@ class Run:
     Attributes:
         generation: decides, and remembers.
         kind, references: as in `Chosen`.
+        began: when, by `time.perf_counter`.
         region: takes its calls.
         step: the current one, from 0.
         latents: the sample that the scheduler returned last, which the current step starts from.
@@ -102,7 +103,7 @@ class Run:
 
     def __init__(self, generation: Generation, kind: str, region: Region, references: Any = None) -> None:
         self.generation, self.kind, self.region, self.references = generation, kind, region, references
-        self.step = 0
+        self.step, self.began = 0, time.perf_counter()
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
         self.calls = 0
@@ -148,14 +149,6 @@ class Run:
         values = torch.stack([value.to(device, torch.float32) for _, value in self.magnitudes]).tolist()
         steps = [step for step, _ in self.magnitudes]
         return next((step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)), None)
-
-
-def previous_sample(result: Any) -> torch.Tensor | None:
-    """The latents that a scheduler's step returned, in whatever form; None if there are none."""
-    sample = getattr(result, "prev_sample", None)
-    if sample is None and isinstance(result, (tuple, list)) and result:
-        sample = result[0]
-    return sample if isinstance(sample, torch.Tensor) else None
 
 
 class Region(ABC):
