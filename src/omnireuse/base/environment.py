@@ -7,6 +7,8 @@ import os
 from collections.abc import Callable
 from typing import TypeVar
 
+from omnireuse.base.once import Once
+
 __all__ = ["SWITCHES", "from_environment", "switch_of", "switched_on"]
 
 logger = logging.getLogger("omnireuse")
@@ -14,7 +16,7 @@ logger = logging.getLogger("omnireuse")
 T = TypeVar("T")
 SWITCHES = dict.fromkeys(("1", "true", "yes", "on"), True) | dict.fromkeys(("0", "false", "no", "off"), False)
 """What switches say, wherever they stand, in any case of letters."""
-_said: set[tuple[str, str]] = set()
+_said = Once()
 
 
 def switch_of(value: object) -> bool | None:
@@ -37,7 +39,6 @@ def from_environment(name: str, parse: Callable[[str], T | None], otherwise: T, 
     """
     text = os.environ.get(name)
     value = None if text is None else parse(text.strip().lower())
-    if text is not None and value is None and (name, text) not in _said:
-        _said.add((name, text))
+    if text is not None and value is None and _said.is_new((name, text)):
         logger.warning("%s=%r is ignored: it must be %s; using %s", name, text, wanted, otherwise)
     return otherwise if value is None else value

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from omnireuse.base.once import Once
 from omnireuse.errors import StateError
 from omnireuse.hooks.run import Layout, Run
 from omnireuse.loop.events import Decision
@@ -147,8 +147,7 @@ class InertRuns:
 
     def __init__(self, strategy: Strategy, counts: Counts) -> None:
         self._strategy, self._counts = strategy, counts
-        self._said: set[str] = set()
-        self._lock = threading.Lock()
+        self._said = Once()
 
     def end(self, run: Run, is_complete: bool, broken: int | None) -> None:
         """Look at a run that is about to end; one that was aborted is not reported.
@@ -212,8 +211,5 @@ class InertRuns:
 
     def _say(self, explanation: Explanation) -> None:
         """Warn, unless this was said before or nothing was meant to be reused."""
-        with self._lock:
-            if not self._strategy.policy.expects_reuse or explanation.reason in self._said:
-                return
-            self._said.add(explanation.reason)
-        logger.warning("%s", explanation)
+        if self._strategy.policy.expects_reuse and self._said.is_new(explanation.reason):
+            logger.warning("%s", explanation)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse.base.once import Once
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.callers import CALLERS, is_called_by
 from omnireuse.hooks.clock import NAMES, Asked, Begin, Clock, StepHint
@@ -101,7 +102,7 @@ class Live(ABC):
 
     def __init__(self, pipeline: Callable[[], Any], name: str, hooks: Hooks, inert: InertRuns) -> None:
         self._pipeline, self._name, self.hooks, self._inert, self.calls_outside = pipeline, name, hooks, inert, 0
-        self._loops, self._parts, self._said = Loops(), Parts(self._handlers), set[str]()
+        self._loops, self._parts, self._said = Loops(), Parts(self._handlers), Once()
 
     @property
     def loop(self) -> Loop:
@@ -177,7 +178,7 @@ class Live(ABC):
         if not run.calls:
             if self._parts.have_other_denoisers(self._pipeline()):
                 self.emit(FellBack("computing every step"))
-                self._warn(
+                self._said.say(
                     f"the denoiser of the {self._name} was replaced in mid-run: its other steps are computed, since a "
                     "forecast must not mix outputs of two models"
                 )
@@ -241,12 +242,6 @@ class Live(ABC):
         """Hand an event to the hooks."""
         for hook in self.hooks.all:
             hook(event)
-
-    def _warn(self, text: str) -> None:
-        """Log a warning, once in so many words."""
-        if text not in self._said:
-            self._said.add(text)
-            logger.warning("%s", text)
 
     def _is_caller(self) -> bool:
         """True if the pipeline's own call runs, or a loop of a user's own."""

@@ -279,7 +279,7 @@ class Session(Live):
             if (caller := foreign_caller()) is not None:
                 kind = type(caller).__name__
                 if session_of(caller) is None:
-                    self._warn(
+                    self._said.say(
                         f"{kind} shares a denoiser with the {self._name} that reuse is enabled on (as after from_pipe),"
                         " and reuses nothing itself; call omnireuse.enable on it, too"
                     )
@@ -340,7 +340,7 @@ class Session(Live):
         if generation.total is not None and not is_shadow:
             caution = chosen.strategy.policy.caution(generation.total, generation.noises)
         if caution is not None:  # a second run of the same length adds nothing
-            self._warn(caution)
+            self._said.say(caution)
         return loop.run
 
     def generation(self, strategy: Strategy, start: RunStart, samples: int = 1) -> Generation:
@@ -415,7 +415,7 @@ class Session(Live):
         for model, cache in caches_on(parts.denoisers):
             but = f"a cache of diffusers ({cache}) is at work on {model}, too"
             self.emit(Unlike(but))
-            self._warn(
+            self._said.say(
                 f"{but}: both skip work, the summary counts this library's share alone, and nothing is promised; "
                 f"disable one of the two (disable_cache() of the {model}, or omnireuse.disable)"
             )

@@ -421,9 +421,7 @@ class Generation(Stepper):
     def fall_back(self, on: str, why: str) -> None:
         """Count a fallback of this generation; say why, once for each text."""
         self.fallbacks.add(on)
-        if why not in self.outputs.said:
-            self.outputs.said.add(why)
-            logger.warning("%s", why)
+        self.outputs.said.say(why)
 
     def conclude(
         self, choice: Choice, state: BranchState, started: float, *, error: float | None = None, corrected: bool = False

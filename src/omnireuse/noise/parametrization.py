@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from omnireuse.base.once import Once
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.noise.signals import magnitude
 
@@ -97,8 +98,7 @@ class Parametrization:
         self.target: str | None = None
         """The remembered one; None until a computed output has shown whether x0 is defined."""
         self._wanted, self._is_required = target, is_required
-        self.said: set[str] = set()
-        """Messages logged so far."""
+        self.said = Once()
         self.fell_back = False
         """True if the output is remembered in place of what was wanted."""
 
@@ -120,8 +120,7 @@ class Parametrization:
                 f"prediction_target={self._wanted!r} is not defined for this run: {why}; use prediction_target='output'"
             )
         self.target, self.fell_back = "output", True
-        if why not in self.said:
-            self.said.add(why)
+        if self.said.is_new(why):
             logger.warning("reuse remembers the raw output instead of %s in this run: %s", self._wanted, why)
 
     def values(

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from omnireuse.base.once import Once
 from omnireuse.hooks.extension import Extension
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
@@ -38,7 +39,7 @@ class CalibratedRuns(Extension):
         assert known is not None, "a profile chose it"
         assert chosen.promise is not None, "a profile says what it promises"
         self.promise, self._name, self._fallback = chosen.promise, chosen.name, fallback
-        self._known, self._arguments, self._said = known, known.arguments(pipeline), {chosen.promise.but}
+        self._known, self._arguments, self._said = known, known.arguments(pipeline), Once(chosen.promise.but)
         try:
             self._pipeline: Callable[[], Any] = weakref.ref(pipeline)
         except TypeError:
@@ -83,8 +84,7 @@ class CalibratedRuns(Extension):
     def _tell(self, unlike: str, goes_on_with: str = "the profile's plan") -> None:
         """Report a difference; log it once."""
         self.emit(Unlike(unlike))
-        if unlike not in self._said:
-            self._said.add(unlike)
+        if self._said.is_new(unlike):
             logger.warning(
                 "%s: %s; this run goes on with %s, and nothing is promised", self._name, unlike, goes_on_with
             )

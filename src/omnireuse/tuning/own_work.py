@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
+from omnireuse.base.once import Once
 from omnireuse.base.validation import in_words
 from omnireuse.errors import NotTunableError, OmniReuseError, StateError
 from omnireuse.loop.events import FellBack, Hook
@@ -37,7 +38,7 @@ class OwnWork:
 
     def __init__(self) -> None:
         self.emit: Hook | None = None
-        self._said: set[str] = set()
+        self._said = Once()
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
@@ -55,8 +56,7 @@ class OwnWork:
             raise StateError(in_words(error)) from error
         except Exception as error:
             text = in_words(error)
-            if text not in self._said:
-                self._said.add(text)
+            if self._said.is_new(text):
                 logger.error("tuning has met an error of its own, and pictures go on without it", exc_info=error)
             if self.emit is not None:
                 self.emit(FellBack("the untuned default"))

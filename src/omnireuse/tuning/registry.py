@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from omnireuse.base.once import Once
 from omnireuse.errors import NotTunableError, OmniReuseError
 from omnireuse.hooks.run import RunStart
 from omnireuse.policies.base import Policy
@@ -55,7 +56,7 @@ class PlanRegistry(Shared):
     """The entries of one process. A host finds the entry of each run here, and hands it what it has measured."""
 
     _seen: set[str] = field(default_factory=set)
-    _said: set[tuple[tuple[str, int], str]] = field(default_factory=set)
+    _said: Once = field(default_factory=Once)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
@@ -151,9 +152,7 @@ class PlanRegistry(Shared):
         """The untuned default for one picture; the next picture of the configuration looks again."""
         why, state = str(error), state_after(error)
         passed = replace(entry, tuning=replace(entry.tuning, state=state, reason=why), calls=[], search=None, lock=None)
-        said = (entry.configuration.digest, len(entry.budget.steps)), why
-        if said not in self._said:
-            self._said.add(said)
+        if self._said.is_new((entry.configuration.digest, len(entry.budget.steps), why)):
             logger.info("%s", passed.tuning)
         return passed
 

@@ -18,6 +18,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from omnireuse.base.once import Once
 from omnireuse.base.records import Record, as_text, record_of, write_text
 from omnireuse.errors import ConfigError, OmniReuseError, StateError
 from omnireuse.planning.path import OutputProducts
@@ -197,7 +198,7 @@ class Store:
     def __init__(self, path: Path | None = None) -> None:
         root = folder() if path is None else path
         self.path, self._measured = root / "tuned", root / "measured"
-        self._said: set[str] = set()
+        self._say = Once().say
         self._shared = _shared()
 
     def file(self, digest: str) -> Path:
@@ -344,11 +345,6 @@ class Store:
             f"tuned plans and measurements are kept in memory only: {self.path.parent} cannot be written ({why}); "
             f"{DIRECTORY} names another folder"
         )
-
-    def _say(self, text: str) -> None:
-        if text not in self._said:
-            self._said.add(text)
-            logger.warning("%s", text)
 
 
 def _content(file: Path) -> bytes | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from omnireuse.base.once import Once
 from omnireuse.errors import NotTunableError, OmniReuseError
 from omnireuse.hooks.extension import PipelineCall
 from omnireuse.hooks.live import Loop, StepRegion
@@ -51,7 +52,7 @@ class HostTuner:
         self._latest: Entry | None = None
         self._elsewhere = Tuning(state="measuring", wanted=registry.pictures, reason="no run has begun yet")
         """The state of tuning if the latest run has no entry."""
-        self._said: set[str] = set()
+        self._said = Once()
         self._told = 0.0
 
     @property
@@ -68,9 +69,7 @@ class HostTuner:
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         """Log a line once."""
-        if text not in self._said:
-            self._said.add(text)
-            logger.log(level, "%s", text)
+        self._said.say(text, level)
 
     def pass_by(self, why: object) -> None:
         """Say, once for each reason, that the run which begins is not tuned."""

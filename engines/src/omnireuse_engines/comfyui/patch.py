@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from omnireuse.arguments.tune import is_off_by_environment
+from omnireuse.base.once import Once
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.hooks.inert import explain
 from omnireuse.loop.events import FellBack, RunEnded
@@ -73,7 +74,7 @@ class Reuse:
         self._item_now, self._item = item, item()
         self._call_sigmas = CallSigmas()
         self._numbers = count(1)
-        self._said: set[str] = set()
+        self._said = Once()
         self._begin_item()
 
     def _begin_item(self) -> None:
@@ -168,7 +169,7 @@ class Reuse:
         if part is not None:
             sigmas = list(part.sigmas)
             if part.begins_late and before is None:
-                self._warn(
+                self._said.say(
                     f"omnireuse does not know the steps before these {part.own} of a denoising: another model, other "
                     "latents, another sampler, guidance or prompt made them; the first of these steps is computed"
                 )
@@ -187,16 +188,16 @@ class Reuse:
             remembered=before,
         )
         if not run.noise.falls:
-            self._warn("omnireuse computes every step of this run: its sigmas rise in between")
+            self._said.say("omnireuse computes every step of this run: its sigmas rise in between")
             self._counts.take(FellBack("full runs"))
             return None
         promise = self.plan.promise
         if promise is not None and (unlike := promise.unlike(run.generation.total, run.generation.levels)) is not None:
-            self._warn(f"{self.plan.name}: {unlike}: the default's steps are computed")
+            self._said.say(f"{self.plan.name}: {unlike}: the default's steps are computed")
             self._counts.take(FellBack(DEFAULT_PLAN))
         caution = strategy.policy.caution(len(run.noise.sigmas), run.generation.noises)
         if caution is not None:
-            self._warn(caution)
+            self._said.say(caution)
         return run
 
     def predict(
@@ -213,7 +214,9 @@ class Reuse:
         # A solver that reads the parts of guidance (CFG++) hands a function of its own along.
         if len(options.get(POST, [])) > own_functions:
             if not run.is_by_part:
-                self._warn("omnireuse computes every step of this sampler, which steps from a part of guidance (CFG++)")
+                self._said.say(
+                    "omnireuse computes every step of this sampler, which steps from a part of guidance (CFG++)"
+                )
                 self._counts.take(FellBack("full runs"))
             run.compute_whole()
             return executor(x, timestep, options, seed)
@@ -235,7 +238,7 @@ class Reuse:
     def _explain(self, run: SamplingRun, guider: Any, steps: int, *, is_over: bool) -> None:
         """Log a run's results, and why it reused nothing if it should and no other sampler goes on."""
         if not run.calls:
-            self._warn(
+            self._said.say(
                 f"omnireuse has seen no call of the model in this run: {type(guider).__name__} does not go through "
                 "ComfyUI's predict_noise wrappers"
             )
@@ -243,20 +246,14 @@ class Reuse:
         strip = [share for share in self.summary().last_run if share is not None]
         logger.info("omnireuse (%s): %.3g of %d steps computed", self.plan.name, sum(strip), len(strip))
         if not run.is_as_known:
-            self._warn(
+            self._said.say(
                 f"omnireuse knew of {steps} steps, and the sampler made {run.calls} calls of the model "
                 "that do not fit them: other steps may have been computed than were meant"
             )
         is_explained = is_over and not run.is_by_part
         explanation = explain(run.strategy, self._counts.of_run(run.generation.number)) if is_explained else None
         if explanation is not None:
-            self._warn(str(explanation))
-
-    def _warn(self, text: str) -> None:
-        """Once for each model and text."""
-        if text not in self._said:
-            self._said.add(text)
-            logger.warning("%s", text)
+            self._said.say(str(explanation))
 
 
 def attach(
