@@ -45,8 +45,19 @@ PIPELINES: dict[str, Any] = {
     "sd_img2img": unet.PIPELINES["sd_img2img"],
 }
 SIZED = {
-    **dict.fromkeys(("qwen_image", "flux", "aura_flow", "hunyuan_video_15", "mochi", "ovis_image", "cogview_4"), {}),
-    "minimax_h3": {},
+    **{
+        name: {}
+        for name in (
+            "qwen_image",
+            "flux",
+            "aura_flow",
+            "hunyuan_video_15",
+            "mochi",
+            "ovis_image",
+            "cogview_4",
+            "minimax_h3",
+        )
+    },
     "sd3": {"num_layers": 38, "num_attention_heads": 38, "pos_embed_max_size": 192},  # Stable Diffusion 3.5 large
 }
 """What differs from the defaults of the class, which are the published size."""
