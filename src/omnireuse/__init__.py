@@ -35,6 +35,7 @@ from omnireuse.base.lazy import lazy_exports
 if TYPE_CHECKING:
     from omnireuse.calibration.calibrate import calibrate
     from omnireuse.calibration.tune import tune
+    from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache, uninstall_prompt_embed_cache
     from omnireuse.forecasters import (
         Blend,
         Fitted,
@@ -108,16 +109,19 @@ __all__ = [
     "fit_tea_cache",
     "handle_of",
     "install_modulation_cache",
+    "install_prompt_embed_cache",
     "layout_of",
     "noise_levels",
     "tune",
     "uninstall_modulation_cache",
+    "uninstall_prompt_embed_cache",
 ]
 
 _HOMES = {
     "calibration.calibrate": "calibrate",
     "profiles.profile": "Profile",
     "named.measuring": "fit_tea_cache",
+    "diffusion.cache.prompt_embed_cache": "install_prompt_embed_cache uninstall_prompt_embed_cache",
     "handle": "Handle disable handle_of",
     "front": "enable",
     "loop.events": "Choice Decision",

@@ -1,18 +1,20 @@
 """The prompt-embedding cache: how it works, in a page.
 
-**A hit is what encoding anew would give.** While ``encode_prompt`` runs after a miss, what it reads is noted (a
-`Reading`): attributes of its pipeline, and modules that run. What all of that holds at one moment is a `Sight`; as long
-as its state is the same, so is the result, whatever branches, decorators and base classes the code has.
+**A hit is what encoding anew would give.** What an embedding may depend on is a wide, cheap set of values that is
+looked at before and after a call. No access is recorded, and nothing of anybody's classes is replaced.
 
-**Each value that was read has a `Survey`**, which compares in microseconds whether all that it holds is as it was. If
-something differs, the content decides: a digest of weights and one of settings. Modules that ran count whole, also in
-part; others (a denoiser, for its dtype) with their identity, dtype and configuration.
+**The code says where to look** (`code`): the names that `encode_prompt` and all that it can reach mention. What the
+pipeline holds under them is a `Look`; modules that run, told by torch's forward pre-hook (`encoding`), count with all
+that they are (`survey`). Both are compared in microseconds; if something differs, the content decides: a digest of
+weights and one of settings.
 
-**The key of a call** (`call`) holds the state of what such a call was seen to read, its arguments (`keys`), the device
-of the result, torch's settings, and the epoch. Old weights never come back, so their entries are dropped.
+**What a call itself writes is no input of it** (`view`), as long as calls alone write it: a counter, a memo.
+
+**The key of a call** (`call`) holds the state of what counts for it, its arguments (`keys`), the device of the result,
+torch's settings, and the epoch. Old weights never come back, so their entries are dropped.
 
 **A value is stored in tensors of its own** (`entry`), and their version counters tell whether a consumer changed it.
 
 **A miss is loaded by one caller** (`request`): from the store outside the process, which keeps with each value what its
-encoding read, or else from the encoder. The others wait. A list of prompts is a value of its own.
+encoding depended on, or else from the encoder. The others wait. A list of prompts is a value of its own.
 """

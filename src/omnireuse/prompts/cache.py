@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from omnireuse.base.validation import field_error, is_whole
-from omnireuse.prompts.entry import CACHE_MISS, Entry
+from omnireuse.prompts.entry import CACHE_MISS, Entry, Left
 from omnireuse.prompts.keys import PromptKey, as_key
 from omnireuse.stores.flight import SingleFlight
 from omnireuse.stores.memory import MemoryStore, check_budget
@@ -163,8 +163,8 @@ class PromptEmbedCache:
         if dropped:
             logger.info("encoders changed: %d cached prompt embeddings dropped", dropped)
 
-    def keep(self, key: PromptKey, value: Any, label: str, left: Sequence[tuple[str, Any]] = ()) -> Entry:
-        """Store a copy of ``value``, and what its encoding left on the pipeline.
+    def keep(self, key: PromptKey, value: Any, label: str, left: Left = ()) -> Entry:
+        """Store a copy of ``value``, and what its encoding stored anew.
 
         Raises:
             WrongTypeError: it holds something that can be read once.

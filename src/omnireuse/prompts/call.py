@@ -1,27 +1,36 @@
-"""Calls of one pipeline's `encode_prompt`: arguments by name, keys, and what such calls were seen to read."""
+"""Calls of one pipeline's `encode_prompt`: arguments by name, keys, and what such calls depend on."""
 
 from __future__ import annotations
 
+import copy
 import inspect
 import itertools
+import logging
 import threading
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from omnireuse.pipelines.snapshot import autocast_state
 from omnireuse.prompts.cache import PromptEmbedCache
-from omnireuse.prompts.entry import Outside
+from omnireuse.prompts.code import Code, cell_content
+from omnireuse.prompts.entry import Entry, Outside
 from omnireuse.prompts.keys import PromptKey, UnkeyableError, freeze, is_embeds_name
-from omnireuse.prompts.reading import Reading, Sight
-from omnireuse.prompts.survey import Survey
+from omnireuse.prompts.look import Look
+from omnireuse.prompts.survey import Survey, checked
+from omnireuse.prompts.view import Scope, State, View, Writes, held_by
 
 __all__ = ["EncodeCall", "own_function"]
 
+logger = logging.getLogger("omnireuse")
+
 _DEVICES = (str, int, torch.device)
 _EPOCHS = itertools.count()  # of all pipelines, so that no epoch comes again
+_MANY = 10  # misses in a row of calls that were encoded before
 
 
 class EncodeCall:
@@ -36,12 +45,19 @@ class EncodeCall:
 
     def __init__(self, pipeline: object, original: Any, cache: PromptEmbedCache, tag: str | None) -> None:
         self._lock = threading.RLock()
-        self._sights: dict[Reading, Sight] = {}  # never changed, but exchanged: read without the lock
-        self._by_call: dict[PromptKey, Reading] = {}
+        self._look: Look | None = None
+        self._surveys: dict[str, Survey] = {}
+        self._scopes: dict[PromptKey, Scope] = {}
+        self._states: dict[Scope, tuple[View, tuple[int, ...], State]] = {}
+        self.writes = Writes()
+        self._num_missed, self._has_warned = 0, False
+        self._last_missed: View | None = None
         this = weakref.ref(self)
         self._pipeline, self._original = weakref.ref(pipeline, lambda _: _close(this())), original
         function = self.function
         self._code = getattr(function, "__func__", function)
+        self._is_without_gradients = _is_without_gradients(self._code)
+        self.code = Code(pipeline, original)
         self.cache = cache
         self.signature = inspect.signature(function)
         self.bind = _binder(self.signature)
@@ -68,61 +84,164 @@ class EncodeCall:
 
     def close(self) -> None:
         """Let go of all that was seen of the pipeline."""
-        self.is_open, self._sights, self._by_call = False, {}, {}
+        self.is_open, self._look, self._last_missed = False, None, None
+        self._surveys, self._scopes, self._states = {}, {}, {}
 
-    def seen(self, arguments: PromptKey) -> Reading | None:
-        """What a call with these arguments was seen to read."""
-        return self._by_call.get(arguments)
+    def scope(self, arguments: PromptKey) -> Scope | None:
+        """What counts for a call with these arguments, if there was one."""
+        return self._scopes.get(arguments)
 
-    def remember(self, arguments: PromptKey, sight: Sight) -> None:
-        """Note what a call with these arguments read."""
-        self._keep(sight.reading, sight)
-        if len(self._by_call) > 64 + 4 * len(self.cache.store):
-            self._by_call = {}  # calls whose entries left long ago; the others are found when they miss
-        self._by_call[arguments] = sight.reading
+    def remember(self, arguments: PromptKey, scope: Scope) -> None:
+        """Note what counts for a call with these arguments."""
+        with self._lock:
+            most = 64 + 4 * len(self.cache.store)
+            if len(self._scopes) > most:  # calls whose entries left long ago; the others are found when they miss
+                self._scopes = {}
+            self._scopes[arguments] = scope
+            if len(self._states) > most:
+                self._states = {}
 
-    def look(self, reading: Reading) -> Sight:
-        """What is read now. Cost: see `Survey.holds`; if something changed, that of a survey.
+    def look(self) -> Look:
+        """What the pipeline holds now under the names that its code mentions.
 
         Raises:
             UnkeyableError: something can change unseen.
         """
-        pipeline, old = self.pipeline, self._sights.get(reading)
-        if old is not None and old.holds(pipeline):
-            return old
-        with self._lock:
-            other = self._sights.get(reading)
-            if other is not None and other is not old and other.holds(pipeline):
-                return other  # another thread has looked meanwhile
-            sight = Sight.of(pipeline, reading, self.surveys())
-            self._keep(reading, sight)
-        if old is not None and old.state.weights != sight.state.weights:
-            self.cache.drop_calls(old.state.weights)
-        return sight
+        old = self._look
+        now = None if old is None else old.now()
+        if now is None:
+            with self._lock:
+                other = self._look
+                now = other.now() if other is not None and other is not old else None  # another thread has looked
+                now = now or Look(self.pipeline, self.code, other)
+                self._look = now
+        elif now is not old:
+            self._look = now
+        return now
 
-    def surveys(self) -> dict[int, Survey]:
-        """Everything that was seen, by the id of the value: it may still be so."""
-        return {name: survey for sight in self._sights.values() for name, survey in sight.surveys.items()}
+    def survey(self, path: str, module: nn.Module) -> Survey:
+        """All that a module holds now; its weights are digested at once, before a call may use or change them.
 
-    def idle(self) -> frozenset[str]:
-        """Paths of modules that calls look up and that did not run so far."""
-        sights = self._sights.values()
-        return frozenset().union(*[each.idle for each in sights]).difference(*[each.reading.whole for each in sights])
+        Raises:
+            UnkeyableError: something can change unseen.
+        """
+        old = self._surveys.get(path)
+        if old is not None and old.value is not module:
+            old = None
+        if old is None or not old.holds():
+            with checked():
+                old = Survey(module, path, self.pipeline, old)
+                old.sums()
+            with self._lock:
+                alive = {each: survey for each, survey in self._surveys.items() if survey.value is not None}
+                self._surveys = alive | {path: old}
+        return old
 
-    def key(self, arguments: PromptKey, sight: Sight) -> PromptKey:
-        """The key of a call in the state of a sight."""
-        target = sight.device() if arguments.target is None else arguments.target
-        return PromptKey(((self.epoch, *sight.state), target, *arguments[2:]))
+    def path_of_stray(self, module: nn.Module) -> str:
+        """A path for a module that no attribute leads to."""
+        known = [path for path, survey in self._surveys.items() if survey.value is module]
+        return known[0] if known else f"<{next(_EPOCHS)}>"
+
+    def view(self, scope: Scope) -> View:
+        """What counts for a call now.
+
+        Raises:
+            UnkeyableError: something can change unseen.
+        """
+        look = self.look()
+        held = [(path, look.modules[path]()) for path in scope.ran if path in look.modules]
+        found = {path: module for path, module in held if module is not None}
+        for stray in scope.strays:
+            if (module := stray()) is not None:
+                found[self.path_of_stray(module)] = module
+        return View(look, {path: self.survey(path, module) for path, module in found.items()})
+
+    def state(self, scope: Scope, view: View) -> State:
+        """The state of a view. If weights changed, the entries of the old ones are dropped: they never come back."""
+        written = self.writes.of_others(view, scope.own)
+        known = self._states.get(scope)
+        if known is not None and known[1] == written and known[0].is_same(view):
+            return known[2]
+        state = view.state(frozenset([path for path, _ in scope.own]), written)
+        self._states[scope] = view, written, state
+        if known is not None and known[2].weights != state.weights:
+            self.cache.drop_calls(known[2].weights)
+        return state
+
+    def now(self, scope: Scope) -> tuple[View, State]:
+        """What counts for a call now, and its state."""
+        view = self.view(scope)
+        return view, self.state(scope, view)
+
+    def key(self, arguments: PromptKey, view: View, state: State) -> PromptKey:
+        """The key of a call in a state."""
+        wants = torch.is_grad_enabled() and not self._is_without_gradients and view.wants_gradients()
+        target = view.device() if arguments.target is None else arguments.target
+        return PromptKey(((self.epoch, *state[:2], wants), target, *arguments[2:]))
 
     def keys(self, arguments: PromptKey) -> list[PromptKey]:
-        """The keys of a call by every reading, as of now."""
+        """The keys of a call now, by whatever counts for any call."""
         keys = []
-        for reading in self._sights:
+        for scope in dict.fromkeys(self._scopes.copy().values()):
             try:
-                keys.append(self.key(arguments, self.look(reading)))
+                keys.append(self.key(arguments, *self.now(scope)))
             except UnkeyableError:  # then it holds no more
                 continue
         return keys
+
+    def hit(self, entry: Entry) -> None:
+        """An entry is used: what its encoding stored anew is stored again."""
+        self._num_missed = 0
+        if entry.left:
+            scope = Scope(frozenset([root for (_, root), _ in entry.left if root]))
+            view, stored = self.view(scope), False
+            for (path, root), value in entry.left:
+                owner, name = view.owner(path, root)
+                held = held_by(owner, name)
+                if owner is not None and (type(held) is not type(value) or held != value):
+                    ticket, stored = self.writes.begin(None), True
+                    if type(owner) is dict:
+                        owner[name] = copy.deepcopy(value)
+                    else:
+                        setattr(owner, name, copy.deepcopy(value))
+                    self.writes.end(ticket)
+            if stored:
+                self.writes.settle(self.view(scope))
+
+    def aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call past the cache. What it writes is written by a call."""
+        if not self.writes.are_known:
+            return self.function(*args, **kwargs)
+        ticket = self.writes.begin(self._all())
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            self.writes.end(ticket)
+            if (view := self._all()) is not None:
+                self.writes.settle(view)
+
+    def _all(self) -> View | None:
+        try:
+            return self.view(Scope(frozenset(self._surveys)))
+        except UnkeyableError:
+            return None
+
+    def missed(self, before: View, after: View, others: Sequence[str], *, is_known: bool) -> None:
+        """Note a miss. If calls are encoded again and again although they were encoded before, say so once."""
+        last, self._last_missed = self._last_missed, after
+        self._num_missed += is_known
+        if self._num_missed < _MANY or self._has_warned:
+            return
+        differing = sorted({*others, *(() if last is None else last.moved(before))})
+        if not differing and not self.cache.store.counts["evictions"]:
+            return
+        self._has_warned = True
+        room = f"they are more than there is room for (max_size={self.cache.max_size})"
+        logger.warning(
+            "prompt-embedding cache: %d calls in a row were encoded again, although their arguments had been encoded "
+            "before: %s; see docs/prompt-embeddings.md, Calls that are not cached",
+            self._num_missed, f"what changes from call to call: {', '.join(differing[:5])}" if differing else room,
+        )  # fmt: skip
 
     def arguments(self, pipeline: Any, bound: dict[str, Any]) -> PromptKey:
         """The key of a call but for its state, which is None: the device that it wants its tensors on, its arguments,
@@ -137,12 +256,6 @@ class EncodeCall:
             else:
                 parts.append(freeze(value))
         return PromptKey(parts)
-
-    def _keep(self, reading: Reading, sight: Sight) -> None:
-        with self._lock:  # the latest last, so that its surveys are the ones to try
-            sights = {**{each: kept for each, kept in self._sights.items() if each != reading}, reading: sight}
-            # Without those of modules that are gone: a call that runs a module of its own adds one each time.
-            self._sights = {each: sights[each] for each in sights if all(stray() is not None for stray in each.strays)}
 
     def _target(self, pipeline: Any, bound: dict[str, Any]) -> torch.device | None:
         """The device for this call's tensors: its ``device``, else the pipeline's; None for its encoder's."""
@@ -161,6 +274,17 @@ def own_function(pipeline: Any) -> Callable[..., Any]:
     """The ``encode_prompt`` of the pipeline's class, bound to it."""
     found: Any = inspect.getattr_static(type(pipeline), "encode_prompt")
     return found.__get__(pipeline, type(pipeline)) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]  # callable: checked at installation
+
+
+def _is_without_gradients(function: Any) -> bool:
+    """Whether a function is decorated with ``torch.no_grad()`` or ``torch.inference_mode()``."""
+    while isinstance(function, types.FunctionType):
+        for cell in function.__closure__ or ():
+            made_by = getattr(cell_content(cell), "__self__", None)
+            if isinstance(made_by, (torch.no_grad, torch.inference_mode)):
+                return True
+        function = getattr(function, "__wrapped__", None)
+    return False
 
 
 def _has_embeds(surplus: dict[str, Any]) -> bool:

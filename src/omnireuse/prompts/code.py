@@ -1,77 +1,261 @@
-"""The code that a call of `encode_prompt` ran on its pipeline, and the lines of it that only keep count."""
+"""What the code of `encode_prompt` mentions, and under which names it stores: facts of code objects, read once each."""
 
 from __future__ import annotations
 
 import dis
 import functools
-import linecache
-import re
+import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from omnireuse.prompts.keys import digest_of, is_plain
+from torch import nn
 
-__all__ = ["Code", "code_digest", "counted_at"]
+from omnireuse.prompts.keys import digest_of
 
-_ASSIGNMENTS = ("STORE_GLOBAL", "STORE_ATTR")
+__all__ = ["Code", "Facts", "code_digest", "facts", "functions_of", "is_library", "stored_by"]
+
+_LIBRARIES = frozenset(sys.stdlib_module_names) | {
+    *("torch", "transformers", "tokenizers", "numpy", "PIL", "huggingface_hub", "accelerate", "peft", "safetensors"),
+    *("omnireuse", "regex", "ftfy", "bs4", "pytest", "_pytest"),
+}
+# Of diffusers, pipelines and their loaders are read like code of the user.
+_OF_DIFFUSERS = tuple(
+    [
+        f"diffusers.{name}"
+        for name in ("models", "utils", "configuration_utils", "schedulers", "hooks", "pipelines.pipeline_utils")
+    ]
+)
+_STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"})
+_FORMATS = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"})
+_FILLERS = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP"})
+_OF_ALL_WEIGHTS = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"})
+_UPDATES = frozenset({"append", "appendleft", "extend", "add", "insert"})  # which return nothing
+_LONGEST = 80  # characters of a string that names something
+
+
+class Facts(NamedTuple):
+    """What one code object says.
+
+    Args:
+        names: attributes, globals and strings like names.
+        stored: names under which it stores; a global with a colon in front.
+        anew: those of them whose new value is not made of the old one alone, as that of ``self.calls += 1`` is.
+        used: names that it mentions for anything but an update or a store.
+        makes_names: it names attributes at run time (``vars``, ``__dict__``, an f-string with ``getattr``).
+        takes_weights: it asks a module for all its weights. (``next(module.parameters())`` asks for a dtype.)
+    """
+
+    names: frozenset[str]
+    stored: frozenset[str]
+    anew: frozenset[str]
+    used: frozenset[str]
+    makes_names: bool
+    takes_weights: bool
+
+
+@functools.lru_cache(maxsize=8192)
+def facts(code: types.CodeType) -> Facts:
+    """The facts of a code object, with those of the functions that are written inside of it."""
+    stored, anew, used, formats = set(), set(), set(_words(code.co_consts)), False
+    steps = [step for step in dis.get_instructions(code) if step.opname not in _FILLERS]
+    updates = {place: load for place in range(len(steps)) if (load := _updated(steps, place)) is not None}
+    for place, step in enumerate(steps):
+        formats = formats or step.opname in _FORMATS
+        name = f":{step.argval}" if step.opname.endswith("GLOBAL") else str(step.argval)
+        if step.opname in _STORES or place in updates:
+            stored |= {name} if step.opname in _STORES else {str(steps[updates[place]].argval)}
+            anew |= set() if place in updates else {name}
+        elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_SUPER", "IMPORT")):
+            used |= set() if place in updates.values() else {str(step.argval)}
+    mentioned = {*code.co_names, *used}
+    makes_names = bool(mentioned & {"vars", "__dict__"}) or (formats and "getattr" in mentioned)
+    takes_weights = bool(mentioned & _OF_ALL_WEIGHTS) and "next" not in mentioned
+    found = Facts(frozenset(mentioned), frozenset(stored), frozenset(anew), frozenset(used), makes_names, takes_weights)
+    inner = [facts(each) for each in code.co_consts if isinstance(each, types.CodeType)]
+    sets = [one.union(*others) for one, *others in zip(*[each[:4] for each in (found, *inner)], strict=True)]
+    return Facts(*sets, *[any(flags) for flags in zip(*[each[4:] for each in (found, *inner)], strict=True)])
+
+
+def _updated(steps: list[dis.Instruction], place: int) -> int | None:
+    """Where the old value is loaded that an update ends with: ``x.n += …``, ``x.n = x.n + …``, ``x.n.append(…)``."""
+    step, before = steps[place], steps[max(0, place - 7) : place]
+    if step.opname in ("LOAD_METHOD", "LOAD_ATTR"):
+        method = str(step.argval)
+        is_update = method in _UPDATES or (method.endswith("_") and not method.startswith("_"))  # add_ of a tensor
+        return place - 1 if is_update and before and before[-1].opname == "LOAD_ATTR" else None
+    sums = [n for n, each in enumerate(before) if each.opname.startswith(("BINARY_OP", "BINARY_ADD", "INPLACE"))]
+    if step.opname not in _STORES or not sums or sums[-1] < len(before) - 2:
+        return None
+    names = [n for n, each in enumerate(before[: sums[-1]]) if each.argval == step.argval]
+    return None if not names else place - len(before) + names[-1]
+
+
+def _words(constants: Iterable[Any]) -> Iterator[str]:
+    for each in constants:
+        if isinstance(each, str) and len(each) < _LONGEST:
+            yield from [part for part in each.split(".") if part.isidentifier()]
+        elif isinstance(each, (tuple, frozenset)):
+            yield from _words(each)
+
+
+@functools.lru_cache(maxsize=4096)
+def stored_by(kind: type) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Names that the methods of a layer's class store, store anew, and use (see `Facts`)."""
+    stored: set[str] = set()
+    anew: set[str] = set()
+    used: set[str] = set()
+    for base in kind.__mro__:
+        if not base.__module__.startswith(("torch.nn", "builtins")):
+            for name, member in vars(base).items():
+                for found in [facts(f.__code__) for f in functions_of(member) if name != "__init__"]:
+                    stored, anew, used = stored | found.stored, anew | found.anew, used | found.used
+    return frozenset(stored), frozenset(anew), frozenset(used)
+
+
+def is_library(module: str | None) -> bool:
+    """Whether code of a module is not read: its objects count by identity, and its modules by what they are."""
+    name = module or ""
+    return name.split(".")[0] in _LIBRARIES or name.startswith(_OF_DIFFUSERS)
 
 
 class Code:
-    """Functions of a pipeline's classes, and the plain globals and attributes of classes that they name.
-
-    Args:
-        names: methods that were looked up. Whatever their code names in turn counts as well, as with ``super()``.
+    """The code that one `encode_prompt` can reach by the names that it mentions. What is found stays found.
 
     Attributes:
-        here: digest of what they are.
-        there: the same for other processes of one version of Python.
+        names: all that it mentions.
+        stored: names under which it stores.
+        anew, used: see `Facts`.
+        makes_names: names are made at run time: all attributes count.
+        is_blind: code runs of which torch's hooks tell nothing, or weights are used without a run: every module counts
+            as one that runs.
+        places: of functions, globals and attributes of classes that are named: path, namespace, name and owner.
     """
 
-    def __init__(self, pipeline: object, names: Iterable[str]) -> None:
-        self._functions: list[tuple[type, str, Any]] = []
-        self._globals: list[tuple[Mapping[str, Any], str, Any]] = []
-        texts, pending, done, assigned = [], [*names], set(), set()
-        while pending:
-            if (name := pending.pop()) in done or name.startswith("__"):
+    def __init__(self, pipeline: object, original: Any) -> None:
+        self.names: set[str] = {"encode_prompt"}
+        self.stored: set[str] = set()
+        self.anew: set[str] = set()
+        self.used: set[str] = set()
+        self.makes_names = self.is_blind = False
+        self.places: dict[tuple[int, str], tuple[str, Mapping[str, Any], str, Any]] = {}
+        self._kinds: dict[type, None] = {}
+        self._functions: set[types.FunctionType] = set()
+        self._done: set[str] = set()
+        for kind in type(pipeline).__mro__[:-1]:
+            if not kind.__module__.startswith("torch."):
+                self._add_kind(kind, without=("__init__", "__call__", "__new__"))
+        self.read(original)
+        self.settle()
+
+    def read(self, found: Any) -> None:
+        """Read a function, or the functions of a method, a property or a partial."""
+        for function in functions_of(found):
+            if function not in self._functions:
+                self._functions.add(function)
+                self._read(function)
+
+    def read_class(self, kind: type) -> None:
+        """Read the methods of the class of an object that is held, and of its bases."""
+        for base in kind.__mro__[:-1]:
+            if base not in self._kinds and not is_library(base.__module__):
+                self._add_kind(base)
+
+    def settle(self) -> None:
+        """Look names that are new up on every class."""
+        while len(self._done) != len(self.names):
+            fresh = self.names - self._done
+            self._done |= fresh
+            for kind in list(self._kinds):
+                for name in sorted(fresh & vars(kind).keys()):
+                    self._add_member(kind, name)
+
+    def _add_kind(self, kind: type, without: Iterable[str] = ()) -> None:
+        self._kinds[kind] = None
+        own = {
+            name for name, found in vars(kind).items() if _is_special(name) and isinstance(found, types.FunctionType)
+        }
+        if issubclass(kind, nn.Module):
+            own |= {"forward"} & vars(kind).keys()
+        for name in sorted((own - {*without}) | (self._done & vars(kind).keys())):
+            self._add_member(kind, name)
+
+    def _add_member(self, kind: type, name: str) -> None:
+        found = vars(kind)[name]
+        if isinstance(found, (types.MemberDescriptorType, types.GetSetDescriptorType)):
+            return  # a slot: the value is the object's
+        if not _is_special(name) or isinstance(found, types.FunctionType):
+            self._add_place(f"{kind.__qualname__}.{name}", vars(kind), name, kind)
+            self.read(found)
+
+    def _add_place(self, path: str, space: Mapping[str, Any], name: str, owner: Any) -> None:
+        self.places.setdefault((id(owner), name), (path, space, name, owner))
+
+    def _read(self, function: types.FunctionType) -> None:
+        compiled = getattr(function, "_torchdynamo_orig_callable", None)
+        if compiled is not None:
+            self.is_blind = True
+            self.read(compiled)
+        for cell in function.__closure__ or ():
+            content = cell_content(cell)
+            if isinstance(content, (types.FunctionType, types.MethodType, functools.partial)):
+                self.read(content)
+        if is_library(function.__globals__.get("__name__")):  # a decorator: what it wraps is in its closure
+            return
+        found = facts(function.__code__)
+        self.names |= {name for name in found.names if not _is_special(name)}
+        self.used |= found.used
+        if function.__name__ != "__init__":  # which sets up what is new
+            self.stored |= found.stored
+            self.anew |= found.anew
+        self.makes_names |= found.makes_names
+        self.is_blind |= found.takes_weights
+        self._globals(function.__globals__, found)
+
+    def _globals(self, space: dict[str, Any], found: Facts) -> None:
+        here = str(space.get("__name__"))
+        for name in sorted(found.names & space.keys() | {each[1:] for each in found.stored if each.startswith(":")}):
+            value = space.get(name)
+            home = getattr(value, "__name__" if isinstance(value, types.ModuleType) else "__module__", None)
+            if _is_special(name):
                 continue
-            done.add(name)
-            for kind in type(pipeline).__mro__[:-1]:
-                found = vars(kind).get(name, self)
-                self._globals += [(vars(kind), name, found)] if is_plain(found) else []
-                for function in _functions_of(found):
-                    self._functions.append((kind, name, found))
-                    texts.append(f"{kind.__qualname__}.{name} {code_digest(function)}")
-                    space = function.__globals__
-                    for code in _codes(function.__code__):
-                        pending += code.co_names
-                        read = [each for each in code.co_names if is_plain(space.get(each, self))]
-                        self._globals += [(space, each, space[each]) for each in read]
-                        assigned |= {step.argval for step in dis.get_instructions(code) if step.opname in _ASSIGNMENTS}
-        # What the code assigns itself is a counter, or an attribute of the pipeline, which is noted when looked up.
-        self._globals = [each for each in self._globals if each[1] not in assigned]
-        texts += sorted({f"{name}={value!r}" for _, name, value in self._globals})
-        self.there = digest_of("\n".join(texts).encode())
-        self.here = digest_of(self.there, repr([id(found) for _, _, found in self._functions]).encode())
-
-    def holds(self) -> bool:
-        """Whether no function was replaced, and no global has another value."""
-        for kind, name, function in self._functions:
-            if vars(kind).get(name) is not function:
-                return False
-        for space, name, value in self._globals:
-            now = space.get(name)
-            if now is not value and (type(now) is not type(value) or now != value):
-                return False
-        return True
+            if isinstance(value, types.ModuleType):
+                if not is_library(home):
+                    inner = found.names & vars(value).keys()
+                    self._globals(vars(value), found._replace(names=frozenset(inner) - {name}, stored=frozenset()))
+            elif isinstance(value, type):
+                self.read_class(value)
+            elif isinstance(value, types.BuiltinFunctionType):
+                continue
+            elif not isinstance(value, types.FunctionType) or not is_library(home):
+                self._add_place(f"{here}:{name}", space, name, space)
+                self.read(value)
 
 
-def _functions_of(found: Any) -> Iterator[types.FunctionType]:
-    """The functions of an attribute of a class: of methods, properties and decorators."""
-    found = getattr(found, "fget", getattr(found, "__func__", found))
-    while isinstance(found, types.FunctionType):
+def functions_of(found: Any) -> Iterator[types.FunctionType]:
+    """The functions of an attribute: of methods, properties, partials and decorators."""
+    while isinstance(found, functools.partial):
+        found = found.func
+    for name in ("fget", "func", "__func__"):
+        found = getattr(found, name, found) if not isinstance(found, nn.Module) else found
+    if not isinstance(found, types.FunctionType):
+        found = vars(found).get("__wrapped__") if hasattr(found, "__dict__") and not isinstance(found, type) else None
+    while isinstance(found, (types.FunctionType, types.MethodType)):
+        found = getattr(found, "__func__", found)
         yield found
         found = getattr(found, "__wrapped__", None)
+
+
+def cell_content(cell: types.CellType) -> Any:
+    """What a cell of a closure holds; None if it is empty."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
 
 
 def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -81,28 +265,15 @@ def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _codes(each)
 
 
-def code_digest(function: types.FunctionType) -> str:
-    """32 hex digits of what a function does, the same in every process of one version of Python."""
+@functools.lru_cache(maxsize=8192)
+def _digest_of_code(code: types.CodeType) -> str:
     parts = []
-    for code in _codes(function.__code__):
-        constants = [each for each in code.co_consts if not isinstance(each, types.CodeType)]
-        parts.append(repr((code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars)).encode())
+    for each in _codes(code):
+        constants = [constant for constant in each.co_consts if not isinstance(constant, types.CodeType)]
+        parts.append(repr((each.co_code, constants, each.co_names, each.co_varnames, each.co_freevars)).encode())
     return digest_of(*parts).hex()
 
 
-@functools.lru_cache(maxsize=4096)
-def counted_at(code: types.CodeType, line: int) -> str | None:
-    """The attribute that this line only updates, as ``self.calls += 1`` and ``self.prompts.append(prompt)`` do.
-
-    What such a line reads goes into that attribute and nowhere else, so it is no input of the result.
-    """
-    text = linecache.getline(code.co_filename, line).strip()
-    this = re.escape(code.co_varnames[0]) if code.co_argcount else "self"
-    update = re.match(rf"{this}\.(\w+)(\[[^\]=]*\])?( *[-+]= |\.(append|extend|add|update)\(| = )", text)
-    if update is None or ";" in text or " = " in text[update.end() :] or ":=" in text:
-        return None
-    name, rest = update[1], text[update.end() :]
-    if update[3] == " = ":  # only what updates itself, without a call that could hand it on
-        is_own = re.fullmatch(rf"(len\({this}\.{name}\)|{this}\.{name} *[-+] *\w+)", rest)
-        return name if is_own else None
-    return None if re.search(rf"{this}\.{name}\b", rest) else name
+def code_digest(function: types.FunctionType) -> str:
+    """32 hex digits of what a function does, the same in every process of one version of Python."""
+    return _digest_of_code(function.__code__)

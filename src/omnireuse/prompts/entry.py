@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,11 +13,14 @@ import numpy as np
 import torch
 
 from omnireuse.prompts.keys import PromptKey, digest_of
-from omnireuse.prompts.reading import Sight
+from omnireuse.prompts.view import Scope
 from omnireuse.stores.tier import Tier, TieredStore
 from omnireuse.stores.trees import compact_copy, flatten, storage_bytes, unflatten
 
-__all__ = ["CACHE_MISS", "Entry", "Outside", "Record"]
+__all__ = ["CACHE_MISS", "Entry", "Left", "Outside", "Record"]
+
+Left = Sequence[tuple[tuple[str, str], Any]]
+"""Values that an encoding stored: the path, that of the module it is in or nothing, and the value."""
 
 
 class _Miss:
@@ -41,10 +44,10 @@ class Entry:
             look into are kept as they are: neither their bytes nor changes to them are noticed.
         label: names the entry in messages (the start of its prompt).
         key: under which it is stored.
-        left: attributes of the pipeline that the encoding set.
+        left: attributes that the encoding stored anew, each with its path and that of its module or nothing.
     """
 
-    def __init__(self, value: object, label: str, key: Hashable, left: Sequence[tuple[str, Any]]) -> None:
+    def __init__(self, value: object, label: str, key: PromptKey, left: Left) -> None:
         self.label, self.key, self.left = label, key, left
         self._structure, leaves = flatten(value, opaque=True)
         self.opaque_kinds = self._structure.opaque_kinds
@@ -119,7 +122,7 @@ def _is_fixed(value: Any) -> bool:
     return value is None or isinstance(value, (torch.Tensor, np.ndarray))
 
 
-_FORMAT = "4"
+_FORMAT = "5"
 
 
 @dataclass(frozen=True)
@@ -127,18 +130,17 @@ class Record:
     """One stored result.
 
     Args:
-        names: attributes that its encoding read.
-        whole: paths of the modules that it used.
+        ran, own: what counts for the call, see `Scope`.
         content: digest of all of that.
-        left: attributes that the encoding set.
+        left: what the encoding stored anew, see `Entry`.
         value: what it returned, on the CPU.
         follows: for each tensor, whether it was on the device that the call wanted.
     """
 
-    names: Sequence[str]
-    whole: Sequence[str]
+    ran: Sequence[str]
+    own: Sequence[tuple[str, str]]
     content: str
-    left: Sequence[tuple[str, Any]]
+    left: Sequence[Any]
     value: Any
     follows: Sequence[bool]
 
@@ -150,8 +152,8 @@ class Record:
 
 
 class Outside:
-    """The outer store of one pipeline, namespaced by model and library versions. A record is served only if the same
-    names hold the same content."""
+    """The outer store of one pipeline, namespaced by model and library versions. A record is served only if
+    what counts for its call has the same content."""
 
     def __init__(self, store: Tier | TieredStore, tag: str | None) -> None:
         self._store, self._tag = store, tag
@@ -161,19 +163,13 @@ class Outside:
         found = self._store.lookup(_name(arguments), None, namespace=self._namespace(pipeline))
         return None if found is None else Record(*found)
 
-    def put(
-        self,
-        pipeline: object,
-        arguments: PromptKey,
-        sight: Sight,
-        value: Any,
-        left: Sequence[tuple[str, Any]],
-        target: torch.device | None,
-    ) -> None:
-        """Keep ``value``; the store counts what it cannot take."""
+    def put(self, pipeline: object, arguments: PromptKey, scope: Scope, content: str, entry: Entry) -> None:
+        """Keep an entry; the store counts what it cannot take."""
+        value, target = entry.value(), entry.key.target
         _, leaves = flatten(value, opaque=True)
         follows = [isinstance(leaf, torch.Tensor) and leaf.device == target for leaf in leaves]
-        record = [*sight.reading.names], sorted(sight.reading.whole), sight.elsewhere, [*left], value, follows
+        own, left = [list(each) for each in scope.own], [[list(where), held] for where, held in entry.left]
+        record = [sorted(scope.ran), own, content, left, value, follows]
         self._store.put(_name(arguments), record, namespace=self._namespace(pipeline))
 
     def _namespace(self, pipeline: object) -> str:

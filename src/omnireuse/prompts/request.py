@@ -1,4 +1,4 @@
-"""One call that missed: what other processes keep, or else a recorded encode."""
+"""One call that missed: what other processes keep, or else an encode."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from omnireuse.errors import WrongTypeError
 from omnireuse.prompts.call import EncodeCall
+from omnireuse.prompts.encoding import Encoding
 from omnireuse.prompts.entry import CACHE_MISS, Entry
-from omnireuse.prompts.keys import PromptKey, UnkeyableError, is_plain
-from omnireuse.prompts.reading import Reading, Sight, look_up
-from omnireuse.prompts.recording import Recording
+from omnireuse.prompts.keys import PromptKey, UnkeyableError
+from omnireuse.prompts.view import Scope
+from omnireuse.stores.trees import flatten
 
-__all__ = ["Request", "leave"]
+__all__ = ["Request"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -58,7 +59,7 @@ class Request:
                 if value is not CACHE_MISS:
                     self._cache.add("hits")
                     self._cache.add("coalesced", not led)
-                    leave(self._call.pipeline, entry)
+                    self._call.hit(entry)
                     return value
 
     def _load(self) -> Any:
@@ -67,81 +68,71 @@ class Request:
         return found[0] if found else self._from_outside() or self._encode()
 
     def _keys(self) -> list[PromptKey]:
-        """Keys of this call by whatever calls were seen to read: it may be spelled in another way."""
+        """Keys of this call by what counts for any call: it may be spelled in another way."""
         return self._call.keys(self._arguments)
 
     def _from_outside(self) -> Entry | None:
-        """What another process kept, if the same is read here: the same names, with the same content."""
+        """What another process kept, if the same counts here, with the same content."""
         call, outside = self._call, self._call.outside
         record = None if outside is None else outside.lookup(call.pipeline, self._arguments)
         if record is None:
             return None
-        sight = call.look(Reading((*record.names,), frozenset(record.whole)))
-        if sight.elsewhere != record.content:
+        scope = Scope(frozenset(record.ran), tuple([(path, root) for path, root in record.own]))
+        view = call.view(scope)
+        state = call.state(scope, view)
+        if state.elsewhere != record.content:
             return None
-        call.remember(self._arguments, sight)
-        key = call.key(self._arguments, sight)
+        call.remember(self._arguments, scope)
+        key = call.key(self._arguments, view, state)
         self._cache.add("outside_hits")
-        return self._cache.keep(key, record.value_on(key.target), self._label, record.left)
+        return self._cache.keep(
+            key, record.value_on(key.target), self._label, [((path, root), held) for (path, root), held in record.left]
+        )
 
     def _encode(self) -> Any:
         """An entry with the result; None if it cannot be shared; `CACHE_MISS` if it is out of date already."""
-        call, cache, pipeline = self._call, self._cache, self._call.pipeline
-        before_call = _generators()
-        idle = call.idle()
-        with Recording(Sight(pipeline, call.surveys(), lambda path: path not in idle)) as recording:
-            self._own = value = call.function(*self._args, **self._kwargs)
+        call, cache = self._call, self._cache
+        encoding = None
         try:
-            before = recording.sight.finish()
-            call.remember(self._arguments, before)
-            after = call.look(before.reading)
-            left = _left(recording)
-            if _have_drawn(before_call):
-                raise UnkeyableError("training" if after.any_layer("training") else "random", self._label)
+            encoding, drawn = Encoding(call), _generators()
+            with encoding:
+                self._own = value = call.function(*self._args, **self._kwargs)
+            scope, after, left = encoding.found()
+            if _have_drawn(drawn):
+                is_training = any(survey.any_layer("training") for survey in after.ran.values())
+                raise UnkeyableError("training" if is_training else "random", self._label)
+            if _requires_grad(value):
+                raise UnkeyableError("gradient", f"{self._label}: a hit would have none; its encoder is in training")
         except UnkeyableError as error:
             cache.bypass(error.reason, error.where)
+            if encoding is None:
+                self._own = call.function(*self._args, **self._kwargs)
             return None
         cache.add("misses")
-        self._warn_of_gradients(value)
-        if after.state != before.state or recording.spoiled or not call.is_open:
+        call.missed(encoding.before, after, encoding.others, is_known=call.scope(self._arguments) is not None)
+        call.remember(self._arguments, scope)
+        if encoding.others or not call.is_open:
             cache.add("outdated")
-            changed = sorted({*before.unlike(after), *recording.spoiled})
-            logger.info("encode_prompt(%s) is not stored: what it read changed meanwhile: %s", self._label, changed)
+            logger.info("encode_prompt(%s) is not stored: changed meanwhile: %s", self._label, encoding.others)
             return CACHE_MISS
+        state = call.state(scope, after)
+        key = call.key(self._arguments, after, state)
         try:
-            key = call.key(self._arguments, after)
             entry = cache.keep(key, value, self._label, left)
-            if call.outside is not None and after.elsewhere is not None:
-                call.outside.put(pipeline, self._arguments, after, value, left, key.target)
+            if call.outside is not None and state.elsewhere is not None:
+                call.outside.put(call.pipeline, self._arguments, scope, state.elsewhere, entry)
         except WrongTypeError as error:
             cache.bypass("result", str(error))
             return None
         return entry
 
-    def _warn_of_gradients(self, value: Any) -> None:
-        leaves = value if isinstance(value, (tuple, list)) else (value,)
-        if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
-            logger.warning(
-                "encode_prompt(%s) was called with gradients on: a hit returns detached tensors; "
-                "call it under torch.no_grad(), or uninstall the cache to train an encoder",
-                self._label,
-            )
 
-
-def leave(pipeline: object, entry: Entry) -> None:
-    """Set what the encoding itself set on the pipeline."""
-    for name, value in entry.left:
-        if look_up(pipeline, name) is not value:
-            setattr(pipeline, name, value)
-
-
-def _left(recording: Recording) -> tuple[tuple[str, Any], ...]:
-    """Attributes that the call set."""
-    kept = {name: value for name, value in recording.left.items() if look_up(recording.pipeline, name) is value}
-    for name, value in recording.left.items():
-        if name not in kept or not is_plain(value):
-            raise UnkeyableError("left", name)
-    return tuple(kept.items())
+def _requires_grad(value: Any) -> bool:
+    try:
+        leaves = flatten(value, opaque=True)[1]
+    except WrongTypeError:  # it can be read once, and is not stored
+        return False
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
 
 
 def _is_text(value: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Everything reachable from one value that `encode_prompt` read: compared cheaply, and known by its content.
+"""Everything that one value holds: compared cheaply, and known by its content.
 
 `gc.get_referents` lists what many objects refer to in one call: the class, attributes, hooks, layers and weights of
 each layer of an encoder. As long as this list is the same, and every tensor has its version and address, nothing
@@ -7,6 +7,7 @@ changed. Else the value is surveyed anew, and its content decides.
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
 import functools
@@ -18,7 +19,7 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,17 +27,17 @@ import torch
 from torch import nn
 
 from omnireuse.prompts.checksum import tensor_checksum
-from omnireuse.prompts.code import code_digest
+from omnireuse.prompts.code import cell_content, code_digest, functions_of
 from omnireuse.prompts.keys import UnkeyableError, digest_of, freeze, is_plain
 
-__all__ = ["Survey", "suspect_stepped"]
+__all__ = ["CONTAINERS", "Survey", "Words", "checked", "plain_word", "slots_of", "suspect_stepped"]
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # those of the backward pass and of state_dict change no output
 _OF_TORCH = frozenset(vars(nn.Module()))
 _CAPTURES = "transformers.utils.output_capturing"  # its hooks note outputs and change none; the first call sets them
 _CAPTURES_MARK = "_output_capturing_hooks_installed"
-_CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict)
+CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict, bytearray, array.array)
 _NAMED = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger)
 _NO_INPUTS = frozenset(
     {
@@ -52,80 +53,97 @@ _NO_INPUTS = frozenset(
 _GENERATORS = (np.random.Generator, np.random.RandomState, torch.Generator)  # a draw changes them, and nothing tells
 _MEMORIES = frozenset({"cache", "deprecation_warnings"})  # of tokenizers: words that were split, what was said once
 _MAX_VALUES = 50_000
-_MAX_VOCABULARY = 1_000
+_MAX_WATCHED = 5_000  # of one container of a tokenizer: a larger vocabulary is read once
 _alive: weakref.WeakSet[Survey] = weakref.WeakSet()
 _lock = threading.RLock()
 
+Words = tuple[Any, ...]
+"""What one attribute holds. A word is a text, or a number of this process with the text that other processes have for
+the same, None if there is none."""
+
+
+@contextlib.contextmanager
+def checked() -> Any:
+    """A look at things of unknown kinds: whatever goes wrong there says that they cannot be checked."""
+    try:
+        yield
+    except UnkeyableError:
+        raise
+    except Exception as error:
+        raise UnkeyableError("unchecked", f"{type(error).__name__}: {error}") from error
+
 
 class Survey:
-    """One value and what it holds, at one moment. A module is surveyed whole; modules elsewhere in the value are named.
+    """One value and all that it holds, at one moment. A module is surveyed with its layers; others in there are named.
 
     Args:
-        value: not plain (see `is_plain`).
-        path: how it was found, for messages and stores outside the process.
-        pipeline: left out, because reads of it are recorded.
-        old: a survey whose checksums may still be right.
-        is_idle: of a module, only its identity, dtype and configuration: it was looked up and did not run.
+        value: a module, or any object that is not plain (see `is_plain`).
+        path: how it was found.
+        pipeline: left out.
+        old: an earlier survey of the same: its checksums may still be right.
 
     Attributes:
-        here: digest of all but the weights; identity counts if content cannot be known.
-        there: the same for other processes; None if identity decides.
-        modules: further modules, with their paths.
-        identities: ids of the modules that are surveyed.
-        is_whole: False for an idle module.
+        items: what each attribute holds, in words, by path.
         tensors: all of them.
+        parameters: paths of those that are parameters.
+        containers: ids of attributes that are containers, by path.
+        identities: ids of the modules that are surveyed.
+        kinds: classes of the modules.
         suspects: ids of tensors that may have another content at the same version and address.
 
     Raises:
         UnkeyableError: something can change unseen.
     """
 
-    def __init__(
-        self, value: Any, path: str, pipeline: object, old: Survey | None = None, *, is_idle: bool = False
-    ) -> None:
-        self._pipeline, self._is_tokenizer = pipeline, False
+    def __init__(self, value: Any, path: str, pipeline: object, old: Survey | None = None) -> None:
+        self._begin(pipeline, old)
+        self._held: Any = value
+        if isinstance(value, nn.Module):
+            self._held = self._weakly(value)  # an encoder that is dropped is freed
+            self._module(value, path)
+        else:
+            self._root = path
+            self._open(path)
+            self._value(value, path)
+        self._end(old)
+
+    def _begin(self, pipeline: object, old: Survey | None) -> None:
+        self._pipeline, self._is_tokenizer, self._root = pipeline, False, ""
         self._words: list[Any] = []
         self._seen: dict[int, tuple[int, Any]] = {}
+        self._pins: dict[int, tuple[Any, int]] = {}
+        self._old_pins = {} if old is None else old._pins
         self._layers: list[Any] = []  # with their attributes, layers, weights and hooks, if any
         self._empty: list[Any] = []
         self._objects: list[Any] = []  # everything else; types and keys count as well
         self._tables: list[Any] = []
         self._wrappers: list[torch.Tensor] = []
         self._probes: list[tuple[Any, Any]] = []
-        self._classes: dict[type, None] = {}
+        self._sums: dict[int, tuple[Any, ...]] = {}
+        self._groups: dict[str, list[Any]] = {}
         self.tensors: list[torch.Tensor] = []
-        self.modules: list[tuple[str, nn.Module]] = []
+        self._places: list[str] = []
+        self.parameters: set[str] = set()
+        self.containers: dict[str, int] = {}
+        self.kinds: dict[type, None] = {}
         self.identities: frozenset[int] = frozenset()
         self.suspects: set[int] = set()
-        self._held, self.is_whole = value, not is_idle
-        if not isinstance(value, nn.Module):
-            self._value(value, path)
-        else:
-            this = weakref.ref(self)
-            self._held = weakref.ref(value, lambda _: _release(this()))  # not held: an encoder that is dropped is freed
-            if is_idle:
-                self._own(value, type(value).__qualname__)
-                self._probe(_about, self._held)
-                self._value(vars(value).get("config", vars(value).get("_internal_dict")), f"{path}.config")
-            else:
-                self._module(value, path)
+        self._digests: dict[Any, Any] = {}
+
+    def _end(self, old: Survey | None) -> None:
         with _lock:
             _alive.add(self)
         with torch._C.DisableTorchFunction():
             self._was = [look(self) for look in _LOOKS]
-        words, self._words, self._seen, self._pipeline = self._words, [], {}, None
-        self.here = digest_of("\x1f".join([w if type(w) is str else f"#{w[0]}" for w in words]).encode())
-        is_portable = all(type(w) is str or w[1] is not None for w in words)
-        text = "\x1f".join([w if type(w) is str else str(w[1]) for w in words])
-        self.there = digest_of(text.encode()) if is_portable else None
-        self._sums: dict[int, tuple[Any, ...]] = {}
+        self.items: dict[str, Words] = {path: tuple(words) for path, words in self._groups.items()}
+        self._words, self._seen, self._groups, self._old_pins, self._pipeline = [], {}, {}, {}, None
         # If a layer changed, its weights may have, too: PEFT merges adapters through `tensor.data`, uncounted.
-        if old is not None and old.here == self.here:
+        if old is not None and all(map(_is_count, _differing(self.items, old.items))):
             self._sums = {name: known for name, known in old._sums.copy().items() if name not in old.suspects}
 
     def holds(self) -> bool:
         """Whether all is as it was. Cost: 0.25 us for each tensor of a transformer, its layer included."""
-        if self.suspects or (isinstance(self._held, weakref.ref) and self._held() is None):
+        if self.suspects:
             return False
         try:
             with torch._C.DisableTorchFunction():
@@ -136,23 +154,65 @@ class Survey:
             return False
         return True
 
-    def weights(self) -> bytes:
-        """Digest of the content of all tensors, on whatever device they are. Cost: reads each changed one once."""
-        sums = []
-        for tensor, version, address in zip(self.tensors, self._was[0], self._was[1], strict=True):
+    @property
+    def value(self) -> Any:
+        """What was surveyed; None if it is gone."""
+        return self._held() if isinstance(self._held, weakref.ref) else self._held
+
+    def sums(self) -> dict[str, tuple[Any, ...]]:
+        """Checksums of all tensors by path, on whatever device they are. Cost: reads each changed one once."""
+        found: dict[str, tuple[Any, ...]] = {}
+        for tensor, path, version, address in zip(self.tensors, self._places, *self._was[:2], strict=True):
             known = self._sums.get(id(tensor))
             if known is None or known[:2] != (version, address):
                 known = self._sums[id(tensor)] = (version, address, _content(tensor))
-            sums.append(known[2])
-        return digest_of(repr(sums).encode())
+            found[path] = (*found.get(path, ()), known[2])
+        return found
 
-    def is_of(self, value: object) -> bool:
-        """Whether ``value`` is what was surveyed."""
-        return value is (self._held() if isinstance(value, nn.Module) else self._held)
+    def digests(self, without: frozenset[str]) -> tuple[bytes, bytes, bytes | None]:
+        """Of the weights, of all else, and of all else in words of any process (None if there are none).
+
+        Args:
+            without: paths that are left out.
+        """
+        known = self._digests.get(without)
+        if known is None:
+            weights = [each for each in self.sums().items() if each[0] not in without]
+            words = [(path, each) for path, each in self.items.items() if path not in without]
+            known = digest_of(repr(weights).encode()), digest_of(_here(words)), _there(words)
+            self._digests[without] = known
+        return known
+
+    def content(self, path: str) -> Any:
+        """What a path holds, to be compared with the same at another time."""
+        return self.items.get(path), self.sums().get(path) if path in self._places else None
+
+    def moved(self, now: Survey) -> set[str]:
+        """Paths whose content differs."""
+        if now is self:
+            return set()
+        was, sums = self.sums(), now.sums()
+        changed = {path for path in was.keys() | sums.keys() if was.get(path) != sums.get(path)}
+        return changed | {path for path, *_ in _differing(self.items, now.items)}
+
+    def holding(self) -> list[Any]:
+        """All through which it keeps something alive."""
+        compared = [self._layers, self._empty, self._objects, self._tables, self._wrappers, self._probes, self._was]
+        return [*compared, self.tensors, self._sums, self._pins]
 
     def any_layer(self, name: str) -> bool:
         """Whether an attribute of any layer is true."""
         return any(type(each) is dict and each.get(name) for each in self._layers)
+
+    def _weakly(self, module: nn.Module) -> weakref.ref[nn.Module]:
+        this = weakref.ref(self)
+        return weakref.ref(module, lambda _: _release(this()))
+
+    def _open(self, path: str, value: Any = None) -> None:
+        """What follows belongs to this path, the value first."""
+        self._path, self._words = path, self._groups.setdefault(path, [])
+        if isinstance(value, CONTAINERS):
+            self.containers[path] = id(value)
 
     def _module(self, root: nn.Module, path: str) -> None:
         modules = dict(root.named_modules())
@@ -161,9 +221,10 @@ class Survey:
         self._probes.append((_kind, self._held))
         for place, module in modules.items():
             inside, held = f"{path}.{place}" if place else path, vars(module)
+            self._open(inside)
             self._own(type(module))
-            if type(module) not in self._classes:
-                self._classes[type(module)], forward = None, type(module).forward
+            if type(module) not in self.kinds:
+                self.kinds[type(module)], forward = None, type(module).forward
                 self._own(forward, code_digest(forward) if isinstance(forward, types.FunctionType) else "")
             self._layers += [held] if module is root else [module, held]
             self._words.append(f"{held.get('training')}")
@@ -172,19 +233,21 @@ class Survey:
                 (self._layers if entries else self._empty).append(entries)
                 for key, entry in entries.items():
                     if getattr(entry, "__module__", None) != _CAPTURES:
-                        self._words += [name, key if type(key) is str else ""]
+                        self._open(f"{inside}.{key if type(key) is str else name}")
+                        self._words.append(name)
                         self._value(entry, f"{inside}.{key}")
             for name, value in held.items():
                 if name not in _OF_TORCH and name != _CAPTURES_MARK:
-                    self._words.append(name)
+                    self._open(f"{inside}.{name}", value)
                     self._value(value, f"{inside}.{name}")
             if isinstance(module, torch.jit.ScriptModule):  # holds its tensors elsewhere
+                self._open(f"{inside} (script)")
                 for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                    self._tensor(tensor, inside)
+                    self._tensor(tensor, f"{inside} (script)")
 
     def _value(self, value: Any, path: str) -> None:
         if is_plain(value):
-            self._words.append(f"{type(value).__name__} {value!r}")
+            self._words.append(plain_word(value))
         elif id(value) in self._seen:
             self._words.append(f"@{self._seen[id(value)][0]}")
         elif len(self._seen) > _MAX_VALUES:
@@ -194,12 +257,14 @@ class Survey:
             if value is self._pipeline:
                 self._words.append("pipeline")
             elif isinstance(value, nn.Module):
-                self._words.append("module")
-                self.modules.append((path, value))
+                self._other_module(value, path)
             elif isinstance(value, torch.Tensor):
                 self._tensor(value, path)
             else:
                 self._object(value, path)
+
+    def _other_module(self, module: nn.Module, path: str) -> None:
+        self._own(module, type(module).__qualname__)
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         self._own(type(tensor))
@@ -213,6 +278,9 @@ class Survey:
         else:
             self._words.append(f"{tensor.dtype} {tuple(tensor.shape)}")
             self.tensors.append(tensor)
+            self._places.append(self._path)
+            if isinstance(tensor, nn.Parameter):
+                self.parameters.add(self._path)
 
     def _object(self, value: Any, path: str) -> None:
         kind, tokenizers = type(value), sys.modules.get("tokenizers")
@@ -223,37 +291,45 @@ class Survey:
             self._words.append(f"{value.pattern!r} {value.flags}")
         elif isinstance(value, np.ndarray) or (kind.__module__.startswith("PIL.") and hasattr(value, "tobytes")):
             self._probe(freeze, value)
+        elif isinstance(value, (bytearray, array.array)):
+            self._probe(bytes, value)
         elif isinstance(value, _GENERATORS) or (hasattr(kind, "__next__") and not hasattr(kind, "__len__")):
             raise UnkeyableError("unchecked", path)
         elif isinstance(value, types.FunctionType):
-            self._own(value, code_digest(value))
-            cells = value.__closure__ or ()
-            self._objects += [value, *cells]
-            self._each([*map(_cell_content, cells), value.__defaults__, value.__kwdefaults__], path)
+            self._function(value, path)
         elif isinstance(value, types.MethodType):
             self._objects.append(value)
             self._each([value.__func__, value.__self__], path)
         elif isinstance(value, functools.partial):
             self._objects.append(value)
             self._each([value.func, value.args, value.keywords], path)
+        elif isinstance(value, (staticmethod, classmethod, property, functools.cached_property)):
+            self._each(list(functions_of(value)), path)
         elif isinstance(value, _NAMED) or kind.__module__ in _NO_INPUTS:
             self._own(value, getattr(value, "__qualname__", kind.__qualname__))
         else:
             self._parts(value, path)
 
+    def _function(self, function: types.FunctionType, path: str) -> None:
+        self._own(function, code_digest(function))
+        cells = function.__closure__ or ()
+        self._objects += [function, *cells]
+        self._each([*map(cell_content, cells), function.__defaults__, function.__kwdefaults__], path)
+
     def _parts(self, value: Any, path: str) -> None:
         """A container, or an object with attributes; any other is itself."""
         kind, outer = type(value), self._is_tokenizer
         self._own(kind)
-        attributes = {
-            name: getattr(value, name) for base in kind.__mro__ for name in _slots(base) if hasattr(value, name)
-        }
+        attributes = slots_of(value)
         held = getattr(value, "__dict__", None)
-        is_container = isinstance(value, _CONTAINERS)
-        if is_container and not (outer and len(value) > _MAX_VOCABULARY):  # tokens that are added are elsewhere, too
-            self._objects.append(value)
-            self._tables += [value] if isinstance(value, dict) else []
-            self._each(sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value, path)
+        is_container = isinstance(value, CONTAINERS)
+        if is_container and outer and len(value) > _MAX_WATCHED:  # tokens that are added are elsewhere, too
+            self._probe(len, value)
+            self._words.append(_once(value, len(value), lambda: repr(value).encode()))
+        elif is_container:
+            self._container(value, path)
+        elif isinstance(value, (str, bytes, int, float, complex)):
+            self._words.append(plain_word(value))
         elif type(held) is not dict and not attributes:
             self._own(value, None)
         if type(held) is dict:
@@ -263,8 +339,18 @@ class Survey:
             attributes |= {name: each for name, each in held.items() if not (self._is_tokenizer and name in _MEMORIES)}
         if attributes:
             self._objects.append(value)
+        if attributes and path == self._root:
+            for name, each in attributes.items():
+                self._open(f"{path}.{name}", each)
+                self._value(each, f"{path}.{name}")
+        elif attributes:
             self._each(attributes, path)
         self._is_tokenizer = outer
+
+    def _container(self, value: Any, path: str) -> None:
+        self._objects.append(value)
+        self._tables += [value] if isinstance(value, dict) else []
+        self._each(sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value, path)
 
     def _each(self, values: Any, path: str) -> None:
         self._words.append(str(len(values)))
@@ -278,7 +364,16 @@ class Survey:
     def _own(self, thing: Any, elsewhere: str | None = "") -> None:
         """A thing whose identity counts in this process; classes are known by name elsewhere."""
         name = f"{thing.__module__}.{thing.__qualname__}" if elsewhere == "" else elsewhere
-        self._words.append((_serial(thing), name))
+        self._words.append((self._number(thing), name))
+
+    def _number(self, thing: object) -> int:
+        """A number that no other object ever has."""
+        try:
+            return _serial(thing)
+        except TypeError:  # without weak references: known as long as each survey finds it again
+            pinned = self._old_pins.get(id(thing))
+            self._pins[id(thing)] = pinned = pinned or (thing, next(_numbers))
+            return pinned[1]
 
     def _probe(self, look: Any, thing: Any) -> None:
         """A thing that tells by a function what it is."""
@@ -286,30 +381,70 @@ class Survey:
         self._words.append(repr(look(thing)))
 
 
+def _referents(survey: Survey) -> tuple[list[Any], list[type]]:
+    values = gc.get_referents(*survey._objects, *map(vars, survey._wrappers))
+    return values, list(map(type, values))
+
+
 _LOOKS: tuple[Callable[[Any], Any], ...] = (
     lambda s: [tensor._version for tensor in s.tensors],
     lambda s: list(map(torch.Tensor.data_ptr, s.tensors)),
     lambda s: gc.get_referents(*s._layers),
     lambda s: any(s._empty),
-    lambda s: _typed(gc.get_referents(*s._objects, *map(vars, s._wrappers))),
+    _referents,
     lambda s: list(itertools.chain.from_iterable(s._tables)),
     lambda s: [look(thing) for look, thing in s._probes],
-    lambda s: [kind.forward for kind in s._classes],
+    lambda s: [kind.forward for kind in s.kinds],
 )
 """What the cheap comparison looks at: first the versions and addresses of tensors."""
 
 
-def _typed(values: list[Any]) -> tuple[list[Any], list[type]]:
-    return values, list(map(type, values))
+def plain_word(value: Any) -> str:
+    """A plain value in a word."""
+    return f"{type(value).__name__} {value!r}"
+
+
+def _differing(one: Mapping[str, Words], other: Mapping[str, Words]) -> list[tuple[str, Words, Words]]:
+    """Paths with what they hold on both sides, if it differs."""
+    if one == other:
+        return []
+    pairs = [(path, one.get(path, ()), other.get(path, ())) for path in one.keys() | other.keys()]
+    return [each for each in pairs if each[1] != each[2]]
+
+
+def _is_count(difference: tuple[str, Words, Words]) -> bool:
+    """Whether a number counts on: that says nothing of the weights."""
+    return all(len(words) == 1 and str(words[0]).startswith("int ") for words in difference[1:])
+
+
+def _here(words: Iterable[tuple[str, Words]]) -> bytes:
+    return "\x1e".join(
+        ["\x1f".join([path, *[w if type(w) is str else f"#{w[0]}" for w in each]]) for path, each in words]
+    ).encode()
+
+
+def _there(words: Iterable[tuple[str, Words]]) -> bytes | None:
+    texts = [(path, [w if type(w) is str else w[1] for w in each]) for path, each in words]
+    return None if any(None in each for _, each in texts) else digest_of(repr(texts).encode())
+
+
+def slots_of(value: Any) -> dict[str, Any]:
+    """Attributes in the ``__slots__`` of an object's classes, by name."""
+    found = {}
+    for kind in type(value).__mro__:
+        names = vars(kind).get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            if name not in ("__dict__", "__weakref__") and hasattr(value, name):
+                found[name] = getattr(value, name)
+    return found
 
 
 def _release(survey: Survey | None) -> None:
     """Let go of what a module held."""
     if survey is not None:
         survey.suspects.add(0)
-        for name in ("tensors", "_layers", "_empty", "_objects", "_tables", "_wrappers", "_was"):
-            setattr(survey, name, [])
-        survey._sums = {}
+        for each in survey.holding():
+            each.clear()
 
 
 def suspect_stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -325,14 +460,13 @@ _numbered: dict[int, tuple[Any, int]] = {}
 
 
 def _serial(thing: object) -> int:
-    """A number that no other object ever has."""
     name = id(thing)
     with _lock:  # two threads that meet it first give it one number
         reference, number = _numbered.get(name, (None, 0))
         if reference is None or reference() is not thing:
+            reference = weakref.ref(thing, lambda gone: _forget(name, gone))
             number = next(_numbers)
-            with contextlib.suppress(TypeError):  # without weak references: each survey numbers it anew
-                _numbered[name] = weakref.ref(thing, lambda gone: _forget(name, gone)), number
+            _numbered[name] = reference, number
         return number
 
 
@@ -344,26 +478,6 @@ def _forget(name: int, gone: Any) -> None:
 def _kind(reference: Any) -> tuple[Any, ...]:
     module = reference()
     return type(module), vars(module)
-
-
-def _about(reference: Any) -> tuple[Any, ...]:
-    """What counts of a module that does not run."""
-    module = reference()
-    dtype = next((weight.dtype for weight in module.parameters() if weight.is_floating_point()), None)
-    plain = [(k, v) for k, v in vars(module).items() if is_plain(v) and not k.startswith("_") and k != "training"]
-    return type(module).__qualname__, dtype, *plain
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    names = vars(kind).get("__slots__", ())
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _cell_content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # empty
-        return None
 
 
 def _content(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -390,13 +504,19 @@ _digests: collections.OrderedDict[int, tuple[Any, str]] = collections.OrderedDic
 
 def _model_digest(tokenizer: Any) -> str:
     """Of the vocabulary and all rules; read once, because it takes up to 0.1 s."""
-    key = hash((id(tokenizer), repr(_transformers_backend(tokenizer))))
+    parts = tokenizer.model, tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor
+    about = repr(_transformers_backend(tokenizer))
+    return _once(tokenizer, about, lambda: b"\x1f".join([b"" if p is None else p.__getstate__() for p in parts]))
+
+
+def _once(thing: Any, about: object, read: Callable[[], bytes]) -> str:
+    """The digest of something that is read once, as long as it is ``about`` the same."""
+    key = hash((id(thing), about))
     known, content = _digests.get(key, (None, ""))
-    if known is not tokenizer:
-        parts = tokenizer.model, tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor
-        content = digest_of(*[b"" if part is None else part.__getstate__() for part in parts]).hex()
+    if known is not thing:
+        content = digest_of(read()).hex()
         with _lock:
-            _digests[key] = tokenizer, content
+            _digests[key] = thing, content
             while len(_digests) > 16:
                 _digests.popitem(last=False)
     return content

@@ -11,10 +11,10 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
 from omnireuse.prompts.call import EncodeCall
+from omnireuse.prompts.encoding import is_encoding
 from omnireuse.prompts.entry import CACHE_MISS
 from omnireuse.prompts.keys import UnkeyableError
-from omnireuse.prompts.recording import is_recording
-from omnireuse.prompts.request import Request, leave
+from omnireuse.prompts.request import Request
 from omnireuse.prompts.survey import suspect_stepped
 
 __all__ = ["CachedEncodePrompt"]
@@ -49,26 +49,25 @@ class CachedEncodePrompt:
         pipeline, call, cache = self.pipeline, self.call, self.cache
         if not cache.enabled:
             return call.function(*args, **kwargs)
-        if is_recording():  # within another encoding, whose entry must know what is read here
+        if is_encoding():  # within another encoding, whose entry must know what is used here
             cache.bypass("nested")
-            return call.function(*args, **kwargs)
+            return call.aside(args, kwargs)
         try:
             arguments = call.arguments(pipeline, call.bind(*args, **kwargs))
-            reading = call.seen(arguments)
-            sight = None if reading is None else call.look(reading)
+            scope = call.scope(arguments)
+            key = None if scope is None else call.key(arguments, *call.now(scope))
         except UnkeyableError as error:
             cache.bypass(error.reason, error.where)
-            return call.function(*args, **kwargs)
+            return call.aside(args, kwargs)
         except (TypeError, RuntimeError):
             cache.bypass("signature")
-            return call.function(*args, **kwargs)  # raises its own error, or knows better
-        if sight is not None:
-            entry = cache.store.lookup(call.key(arguments, sight), None)
-            value = CACHE_MISS if entry is None else cache.hand_out(entry)
-            if entry is not None and value is not CACHE_MISS:
-                cache.add("hits")
-                leave(pipeline, entry)
-                return value
+            return call.aside(args, kwargs)  # raises its own error, or knows better
+        entry = None if key is None else cache.store.lookup(key, None)
+        value = CACHE_MISS if entry is None else cache.hand_out(entry)
+        if entry is not None and value is not CACHE_MISS:
+            cache.add("hits")
+            call.hit(entry)
+            return value
         return Request(call, arguments, args, kwargs, self).run()
 
     @property

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch.nn.modules import module as registration
 
+import omnireuse
 from omnireuse.diffusion.cache.prompt_embed_cache import (
     bump_epoch,
     install_prompt_embed_cache,
     uninstall_prompt_embed_cache,
 )
-from omnireuse.errors import StateError, UnsupportedModelError
+from omnireuse.errors import StateError, UnsupportedModelError, WrongTypeError
 
 from .conftest import Pipeline
 
@@ -37,15 +38,15 @@ def test_what_the_first_caller_does_to_its_result_stays_its_own():
     assert torch.equal(pipeline.encode_prompt("p")[0], want)
 
 
-def test_gradients_are_cut_and_reported(caplog):
+def test_a_result_with_a_gradient_is_not_stored_and_reported(caplog):
     pipeline = Pipeline()
     raw = inspect.unwrap(Pipeline.encode_prompt)
     pipeline.encode_prompt = raw.__get__(pipeline)
     install_prompt_embed_cache(pipeline)
     with caplog.at_level(logging.WARNING):
         assert pipeline.encode_prompt("p")[0].requires_grad
-    assert "with gradients on" in caplog.text
-    assert not pipeline.encode_prompt("p")[0].requires_grad
+    assert "(gradient)" in caplog.text
+    assert pipeline.encode_prompt("p")[0].requires_grad  # now as well: nothing was stored
 
 
 def test_install_again_returns_the_cache_and_reports_other_arguments(caplog):
@@ -193,3 +194,8 @@ def test_what_was_assigned_to_the_cache_counts_as_installed(caplog):
     install_prompt_embed_cache(pipeline, max_size=8, enabled=False)
     assert "max_size=8 (installed: 4)" in caplog.text
     assert copy.deepcopy(pipeline).encode_prompt.cache.max_size == 4
+
+
+def test_none_is_no_pipeline():
+    with pytest.raises(WrongTypeError, match="pipeline=None"):
+        omnireuse.install_prompt_embed_cache(None)

@@ -147,7 +147,7 @@ def test_modules_that_gain_parts_elsewhere_cost_a_hit_no_look(monkeypatch):
     pipeline, layers = Pipeline(), nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
     cache = install_prompt_embed_cache(pipeline)
     pipeline.encode_prompt("a")
-    monkeypatch.setattr("omnireuse.prompts.reading.Sight.of", None)
+    monkeypatch.setattr("omnireuse.prompts.look.Look._look", None)
     assert len(layers[1:]) == 1  # a decoder of diffusers slices a ModuleList in each call
     layers.register_parameter("more", nn.Parameter(torch.ones(1)))
     pipeline.encode_prompt("a")

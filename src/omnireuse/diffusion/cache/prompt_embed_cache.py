@@ -10,7 +10,7 @@ from typing import Any
 
 from omnireuse.base.environment import from_environment, switched_on
 from omnireuse.base.validation import field_error
-from omnireuse.errors import StateError, UnsupportedModelError
+from omnireuse.errors import StateError, UnsupportedModelError, WrongTypeError
 from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
 from omnireuse.prompts.entry import CACHE_MISS as _CACHE_MISS
 from omnireuse.prompts.wrapper import CachedEncodePrompt
@@ -59,7 +59,13 @@ def install_prompt_embed_cache(
     Raises:
         ConfigError: a value out of range.
         UnsupportedModelError: an object that takes no attributes, or whose ``encode_prompt`` is a coroutine function.
+        WrongTypeError: no pipeline at all, but None.
     """
+    if pipeline is None:
+        raise WrongTypeError(
+            "install_prompt_embed_cache(pipeline=None): pipeline must be an object with an encode_prompt, got None; "
+            "load the pipeline first"
+        )
     found = getattr(pipeline, "encode_prompt", None)
     if not callable(found):
         logger.warning(

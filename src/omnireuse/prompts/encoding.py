@@ -1,0 +1,157 @@
+"""One call of `encode_prompt` while it goes on: the modules that run in it, and what they were before."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import threading
+import warnings
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from omnireuse.prompts.entry import Left
+from omnireuse.prompts.keys import UnkeyableError, is_plain
+from omnireuse.prompts.survey import CONTAINERS
+from omnireuse.prompts.view import Scope, View, held_by
+
+if TYPE_CHECKING:
+    from omnireuse.prompts.call import EncodeCall
+
+__all__ = ["Encoding", "is_encoding"]
+
+_WARNING = "Using `torch.compile\\(module\\)` when there are global hooks"  # ours changes nothing
+_here = threading.local()
+_lock = threading.Lock()
+_going_on = [0]
+_handles: list[Any] = []
+
+
+def is_encoding() -> bool:
+    """Whether this thread is inside of a call whose modules are noted."""
+    return getattr(_here, "encoding", None) is not None
+
+
+class Encoding:
+    """A context in which the modules that this thread runs are noted, by torch's forward pre-hook of all modules.
+
+    Attributes:
+        before: what was there when each began.
+        others: paths of what moved meanwhile, and not by the call itself.
+
+    Raises:
+        UnkeyableError: the pipeline holds something that can change unseen.
+    """
+
+    def __init__(self, call: EncodeCall) -> None:
+        self._call = call
+        self.before = View(call.look(), {})
+        self.before.look.sums()
+        self.others: list[str] = []
+        self._after: View | None = None
+        self._own: list[tuple[str, str]] = []
+        self._strays: list[weakref.ref[nn.Module]] = []
+        self._error: UnkeyableError | None = None
+        self._noted: set[int] = set()
+        self._is_paused = False
+        for path in sorted(self.before.look.unseen):
+            if (module := self.before.look.modules[path]()) is not None:
+                self._note(path, module)
+
+    def __enter__(self) -> Encoding:
+        with _lock:
+            _going_on[0] += 1
+            if not _handles:
+                if "torch._dynamo" in sys.modules and not any(_WARNING in str(each[1]) for each in warnings.filters):
+                    warnings.filterwarnings("ignore", _WARNING)
+                _handles.append(register_module_forward_pre_hook(note_run))
+        self._ticket = self._call.writes.begin(self.before)
+        _here.encoding = self
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        _here.encoding = None
+        with _lock:
+            _going_on[0] -= 1
+            if not _going_on[0]:
+                _handles.pop().remove()
+        is_alone = self._call.writes.end(self._ticket)
+        try:
+            self._after = self._call.view(self.scope)
+        except UnkeyableError as unkeyable:
+            self._error = unkeyable
+        else:
+            self._compare(self._after, is_alone)
+
+    @property
+    def scope(self) -> Scope:
+        """What counts for such a call."""
+        ran = frozenset([path for path in self.before.ran if not path.startswith("<")])
+        return Scope(ran, tuple(sorted(self._own)), tuple(self._strays))
+
+    def found(self) -> tuple[Scope, View, Left]:
+        """What counts for such a call, what that is now, and what the call stored anew.
+
+        Raises:
+            UnkeyableError: something can change unseen, or the call left what a hit cannot leave.
+        """
+        if self._error is not None or self._after is None:
+            raise self._error or UnkeyableError("unchecked")
+        left = []
+        for path, root in self._own:
+            if self.before.is_stored_anew(path, root, self._after, self._call.code):
+                value = held_by(*self._after.owner(path, root))
+                if not _is_plain_throughout(value):
+                    raise UnkeyableError("left", path)
+                left.append(((path, root), copy.deepcopy(value)))
+        return self.scope, self._after, left
+
+    def _compare(self, after: View, is_alone: bool) -> None:
+        """Sort what moved, and note what the call leaves."""
+        for path, root in sorted(self.before.moved(after).items()):
+            if self.before.is_own(path, root, after, self._call.code, is_alone=is_alone):
+                self._own.append((path, root))
+            else:
+                self.others.append(path)
+        counts = [each for each in self._own if self.before.is_count(*each, self._call.code)]
+        self._call.writes.settle(after, [each for each in self._own if each not in counts])
+
+    def runs(self, module: nn.Module) -> None:
+        """A module is about to run."""
+        if id(module) in self._noted or self._is_paused:
+            return
+        self._is_paused = True  # whatever runs while we look is no part of the call
+        try:
+            found = self.before.look.root_of(module)
+            if found is None:
+                self._strays.append(weakref.ref(module))
+                hash(self._strays[-1])  # is kept, and cannot be found once the module is gone
+                found = self._call.path_of_stray(module), module
+            self._note(*found)
+        finally:
+            self._is_paused = False
+
+    def _note(self, path: str, root: nn.Module) -> None:
+        self._noted |= set(map(id, root.modules()))
+        try:
+            self.before.ran[path] = self._call.survey(path, root)
+        except UnkeyableError as error:  # the call itself goes on
+            self._error = error
+
+
+def note_run(module: nn.Module, _inputs: Any) -> None:
+    """The forward pre-hook of all modules of the process while some prompt is encoded."""
+    if not torch.compiler.is_compiling():
+        encoding: Encoding | None = getattr(_here, "encoding", None)
+        if encoding is not None:
+            encoding.runs(module)
+
+
+def _is_plain_throughout(value: Any) -> bool:
+    """Whether a value can be stored again: plain, or a container of such."""
+    if isinstance(value, dict):
+        return all(map(_is_plain_throughout, [*value, *value.values()]))
+    return is_plain(value) or (isinstance(value, CONTAINERS) and all(map(_is_plain_throughout, value)))

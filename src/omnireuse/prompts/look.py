@@ -1,0 +1,313 @@
+"""What a pipeline holds under the names that its code mentions, at one moment.
+
+The look is made once, as a list of places, and compared in microseconds afterwards. It is too wide on purpose: too much
+makes a miss, too little a stale embedding.
+"""
+
+from __future__ import annotations
+
+import itertools
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import module as torch_module
+
+from omnireuse.prompts.code import Code, is_library
+from omnireuse.prompts.keys import is_plain
+from omnireuse.prompts.survey import CONTAINERS, Survey, checked, plain_word, slots_of
+
+__all__ = ["ABSENT", "IDLE", "Look"]
+
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "absent"})()
+IDLE = " (not run)"
+"""The end of the path of what counts of a module only if it does not run."""
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_CONFIGS = ("config", "_internal_dict")
+_OF_TORCH = frozenset(vars(nn.Module())) - {"training"}
+
+
+class Look(Survey):
+    """Values under mentioned names of a pipeline, and of each object and module that is held under one.
+
+    Plain values and containers count by content. So do objects of classes whose code is read; others count by
+    identity, and modules that do not run by identity, dtype, device and configuration. Tokenizers count whole.
+
+    Args:
+        code: what is mentioned; extended by what the classes and functions of the values mention.
+        old: the look before.
+
+    Attributes:
+        modules: those that are held, by path.
+        parts: surveys of what counts whole, by path.
+        owners: of each attribute how to find its object, and its name, by path.
+        unseen: paths of modules that may run without a word of torch's hooks.
+
+    Raises:
+        UnkeyableError: something can change unseen.
+    """
+
+    def __init__(self, pipeline: Any, code: Code, old: Look | None) -> None:
+        self._code: Any = code
+        with checked():
+            number = -1
+            while number != len(code.names):  # what is seen may mention more
+                number = len(code.names)
+                self._look(pipeline, old)
+                code.settle()
+            self._end(None)
+        if old is not None:
+            self._sums = {name: known for name, known in old._sums.copy().items() if name not in old.suspects}
+        self._code, self._known = None, dict[str, Survey]()
+
+    def _look(self, pipeline: Any, old: Look | None) -> None:
+        self._begin(pipeline, old)
+        self._known = {} if old is None else old.parts
+        self.modules: dict[str, weakref.ref[nn.Module]] = {}
+        self.parts: dict[str, Survey] = {}
+        self.owners: dict[str, tuple[Callable[[], Any], str]] = {}
+        self.unseen: set[str] = set()
+        self._origin: Look | None = None
+        self._slots: list[tuple[Any, str]] = []
+        self._paths: list[str] = []
+        self._values: list[Any] = []  # modules by weak reference
+        self._ids: list[int] = []
+        self._spaces: list[Mapping[str, Any]] = []
+        self._functions: list[types.FunctionType] = []
+        self._firsts: list[tuple[Mapping[str, Any], str]] = []
+        self._seen[id(pipeline)] = 0, pipeline
+        self._pending: list[tuple[str, Any]] = [("", pipeline)]
+        self._follow()
+        for path, space, name, owner in [*self._code.places.values()]:
+            self._slot(path, space, name, owner)
+            self._follow()
+        if self._code.is_blind:
+            self.unseen |= self.modules.keys()
+        self._hooks = _process_hooks()
+        self._open("hooks of all modules")
+        self._words.append(repr(self._hooks))
+        self._quick_was = self._quick()
+
+    def now(self) -> Look | None:
+        """The look as of now: this one if all is as it was, a copy if plain values changed, None if more did."""
+        if self.suspects or self._quick() != self._quick_was or not self.holds():
+            return None
+        ids = [id(space.get(name, ABSENT)) for space, name in self._slots]
+        if ids == self._ids:
+            return self
+        values = [(n, self._slots[n][0].get(self._slots[n][1])) for n, known in enumerate(self._ids) if ids[n] != known]
+        if all(is_plain(value) and is_plain(self._values[n]) for n, value in values):
+            return self._with(values)
+        return None
+
+    def holds(self) -> bool:
+        """Whether all is as it was that is no plain value in a place."""
+        return super().holds() and all(part.holds() for part in self.parts.values())
+
+    def digests(self, without: frozenset[str]) -> tuple[bytes, bytes, bytes | None]:
+        """As of a survey, with the parts."""
+        known = self._digests.get(without)
+        if known is None:
+            found = [super().digests(without), *[part.digests(without) for _, part in sorted(self.parts.items())]]
+            weights, here, there = zip(*found, strict=True)
+            known = b"".join(weights), b"".join(here), None if None in there else b"".join(there)
+            self._digests[without] = known
+        return known
+
+    def moved(self, now: Survey) -> set[str]:
+        """Paths whose content differs, those within parts as well."""
+        parts = now.parts if isinstance(now, Look) else {}
+        both = [(part, parts[path]) for path, part in self.parts.items() if path in parts]
+        return super().moved(now).union(*[was.moved(part) for was, part in both if was is not part])
+
+    def root_of(self, module: nn.Module) -> tuple[str, nn.Module] | None:
+        """The outermost module that is held and that ``module`` is or is in, with its path."""
+        roots = [(path, root) for path, held in self.modules.items() if (root := held()) is not None]
+        for path, root in roots:
+            if module is root or any(part is module for part in root.modules()):
+                return path, root
+        return None
+
+    def owner(self, path: str) -> tuple[Any, str]:
+        """The object that has an attribute, and its name; None for the object if it is gone."""
+        if path in self.owners:
+            find, name = self.owners[path]
+            return find(), name
+        root, _, name = path.rpartition(".")
+        return (self.parts[root].value if root in self.parts else None), name
+
+    def holding(self) -> list[Any]:
+        """All through which it keeps something alive."""
+        return [*super().holding(), self._slots, self._spaces, self._firsts, self._values]
+
+    def _with(self, changed: list[tuple[int, Any]]) -> Look:
+        """A copy with other plain values."""
+        new: Look = object.__new__(type(self))
+        vars(new).update(vars(self))
+        new._origin = self._origin or self  # which lets go of what both hold if a module is freed
+        new.items, new._ids, new._values = self.items.copy(), self._ids.copy(), self._values.copy()
+        paths = set()
+        for place, value in changed:
+            path, word = self._paths[place], (plain_word(value),)
+            new._ids[place], new._values[place] = id(value), value
+            if new.items[path] != word:
+                new.items[path] = word
+                paths.add(path)
+        new._digests = {without: known for without, known in self._digests.copy().items() if paths <= without}
+        return new
+
+    def _quick(self) -> Any:
+        weights = [space[name] for space, name in self._firsts]
+        return (
+            [*itertools.chain.from_iterable(self._spaces)],
+            [(weight.dtype, weight.device) for weight in weights],
+            [(function.__code__, function.__defaults__) for function in self._functions],
+            _process_hooks(),
+        )
+
+    def _follow(self) -> None:
+        while self._pending:
+            self._attributes(*self._pending.pop(0))
+
+    def _attributes(self, path: str, owner: Any) -> None:
+        """The attributes of one object."""
+        code, is_module = self._code, isinstance(owner, nn.Module)
+        held = getattr(owner, "__dict__", None)
+        spaces = [held] if isinstance(held, dict) else []
+        if is_module:
+            spaces += [owner.__dict__[name] for name in _REGISTRIES]
+        self._spaces += spaces
+        for space in spaces:
+            takes_all = code.makes_names and (not is_module or path == "")
+            names = {name for name in space if isinstance(name, str)} if takes_all else space.keys() & code.names
+            names = names - _OF_TORCH if is_module else names
+            if is_module and path:
+                names |= space.keys() & set(_CONFIGS)
+            for name in sorted(names - {"encode_prompt"} if path == "" else names):
+                if not name.startswith("__"):
+                    inside = f"{path}.{name}" if path else name
+                    self._slot(inside, space, name, owner, is_whole=is_module and name in _CONFIGS)
+        for name in sorted(slots_of(owner).keys() & code.names):
+            self._slot(f"{path}.{name}" if path else name, _Attributes(owner), name, owner)
+
+    def _slot(self, path: str, space: Any, name: str, owner: Any, *, is_whole: bool = False) -> None:
+        value = space.get(name, ABSENT)
+        self._slots.append((space, name))
+        self._paths.append(path)
+        self._ids.append(id(value))
+        self._values.append(weakref.ref(value) if isinstance(value, nn.Module) else value)
+        self.owners[path] = _found_again(owner), name
+        self._open(path, value)
+        if value is ABSENT:
+            self._words.append("absent")
+        elif is_whole and not is_plain(value):
+            self._whole(value, path)
+        else:
+            self._value(value, path)
+
+    def _other_module(self, module: nn.Module, path: str) -> None:
+        outer = self._path
+        self._words.append("module")
+        self.modules[path] = self._weakly(module)
+        parts = list(module.modules())
+        for kind in {type(part): None for part in parts}:
+            self._code.read_class(kind)
+        if any(vars(part).get("_compiled_call_impl") for part in parts):  # does not tell that it runs
+            self.unseen.add(path)
+        first = next(_floating(parts), None)
+        self._firsts += [] if first is None else [first]
+        self._open(f"{path}{IDLE}")
+        self._own(module, type(module).__qualname__)
+        if first is not None:
+            weight = first[0][first[1]]
+            self._words += [str(weight.dtype), str(weight.device)]
+        self._open(outer)
+        self._pending.append((path, module))
+
+    def _object(self, value: Any, path: str) -> None:
+        if isinstance(value, type):
+            self._code.read_class(value)
+        if _counts_whole(type(value)):
+            self._whole(value, path)
+        else:
+            super()._object(value, path)
+
+    def _function(self, function: types.FunctionType, path: str) -> None:
+        self._code.read(function)
+        self._functions.append(function)
+        objects, self._objects = self._objects, []
+        super()._function(function, path)
+        self._objects = objects + self._objects[1:]  # its code and defaults are compared by themselves
+
+    def _parts(self, value: Any, path: str) -> None:
+        kind = type(value)
+        if isinstance(value, CONTAINERS):
+            self._own(kind)
+            self._container(value, path)
+        else:
+            self._code.read_class(kind)
+            self._code.read(value)
+            if is_library(kind.__module__) and kind is not types.SimpleNamespace:
+                self._words.append((self._number(value), f"{kind.__qualname__} {_plain_attributes(value)}"))
+            else:
+                self._own(kind)
+            if isinstance(value, (str, bytes, int, float, complex)):
+                self._words.append(plain_word(value))
+        if kind.__module__ != "builtins":
+            self._pending.append((path, value))
+
+    def _whole(self, value: Any, path: str) -> None:
+        known = self._known.get(path)
+        if known is None or known.value is not value or not known.holds():
+            known = Survey(value, path, self._pipeline, known if known is not None and known.value is value else None)
+        self.parts[path] = known
+        self._words.append("whole")
+
+
+class _Attributes:
+    """An object's slots, read like a dict."""
+
+    def __init__(self, thing: Any) -> None:
+        self._thing = thing
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a slot."""
+        return getattr(self._thing, name, default)
+
+
+def _found_again(owner: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(owner)
+    except TypeError:
+        return lambda: owner
+
+
+def _floating(modules: list[nn.Module]) -> Iterator[tuple[Mapping[str, Any], str]]:
+    """Where floating-point weights are."""
+    for registry in _REGISTRIES[:2]:
+        for module in modules:
+            for name, tensor in vars(module)[registry].items():
+                if tensor is not None and tensor.is_floating_point():
+                    yield vars(module)[registry], name
+
+
+def _counts_whole(kind: type) -> bool:
+    """Whether objects of a class are tokenizers, or processors of transformers."""
+    if issubclass(kind, (nn.Module, dict, type, types.FunctionType)):
+        return False
+    is_callable = any("__call__" in vars(base) for base in kind.__mro__)
+    is_theirs = kind.__module__.startswith(("tokenizers", "transformers."))
+    return callable(getattr(kind, "batch_decode", None)) or (is_theirs and is_callable)
+
+
+def _plain_attributes(value: Any) -> str:
+    return repr(sorted([(k, v) for k, v in getattr(value, "__dict__", {}).items() if is_plain(v)], key=str))
+
+
+def _process_hooks() -> tuple[int, ...]:
+    """Forward hooks of all modules of the process, but for that of encodes."""
+    hooks = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
+    return tuple([number for number, hook in hooks.items() if getattr(hook, "__name__", "") != "note_run"])

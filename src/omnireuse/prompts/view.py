@@ -1,0 +1,201 @@
+"""What the encoding of a call depends on, and what it is now: two digests that are equal if the result is."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from omnireuse.prompts.code import Code, stored_by
+from omnireuse.prompts.keys import digest_of
+from omnireuse.prompts.look import ABSENT, IDLE, Look
+from omnireuse.prompts.survey import Survey
+
+__all__ = ["Scope", "State", "View", "Writes", "held_by"]
+
+
+class State(NamedTuple):
+    """What a call depends on, in two digests: equal states give equal embeddings.
+
+    Args:
+        weights: of the content of all tensors.
+        settings: of all else.
+        elsewhere: digest that another process has for both; None if there cannot be one.
+    """
+
+    weights: bytes
+    settings: bytes
+    elsewhere: str | None
+
+
+class Scope(NamedTuple):
+    """What counts for a call.
+
+    Args:
+        ran: paths of the modules that ran, wholly or in part: they count with all that they are.
+        own: paths of values that the call wrote itself, each with that of the module that ran and that it is in, or
+            nothing: they count by how often somebody else wrote them.
+        strays: modules that ran and that no attribute leads to.
+    """
+
+    ran: frozenset[str]
+    own: tuple[tuple[str, str], ...] = ()
+    strays: tuple[weakref.ref[nn.Module], ...] = ()
+
+
+class View(NamedTuple):
+    """A pipeline at one moment.
+
+    Args:
+        look: what it holds under mentioned names.
+        ran: surveys of the modules that ran, by path.
+    """
+
+    look: Look
+    ran: dict[str, Survey]
+
+    def state(self, own: frozenset[str], written: Any) -> State:
+        """The digests.
+
+        Args:
+            own: see `Scope`.
+            written: how often others wrote those.
+        """
+        without = own | {f"{path}{IDLE}" for path in self.ran}
+        found = [self.look.digests(without), *[survey.digests(own) for _, survey in sorted(self.ran.items())]]
+        weights, here, there = zip(*found, strict=True)
+        is_portable = None not in there and not any(path.startswith("<") for path in self.ran)
+        elsewhere = digest_of(*weights, *there).hex() if is_portable else None
+        return State(digest_of(*weights), digest_of(*here, repr((sorted(self.ran), written)).encode()), elsewhere)
+
+    def moved(self, now: View) -> dict[str, str]:
+        """Paths whose content differs, each with that of the module that ran and that it is in, or nothing."""
+        found = {path: root for root, was in self.ran.items() if root in now.ran for path in was.moved(now.ran[root])}
+        found |= dict.fromkeys(self.ran.keys() ^ now.ran.keys(), "")
+        idle = {f"{path}{IDLE}" for path in self.ran}
+        return found | dict.fromkeys(self.look.moved(now.look) - idle, "")
+
+    def is_own(self, path: str, root: str, now: View, code: Code, *, is_alone: bool) -> bool:
+        """Whether the call wrote what moved. Beside other calls, only counters and containers are sure to be."""
+        was, survey = (self.ran[root], now.ran[root]) if root else (self.look, now.look)
+        if path in was.parameters and path in survey.parameters:
+            return False
+        if path in was.containers and was.containers[path] == survey.containers.get(path):
+            return True
+        stored, anew, _ = self._stored(root, code)
+        return _name(path) in stored and (is_alone or _name(path) not in anew)
+
+    def is_stored_anew(self, path: str, root: str, now: View, code: Code) -> bool:
+        """Whether the call stored a new value, so that a hit must store it as well."""
+        was, survey = (self.ran[root], now.ran[root]) if root else (self.look, now.look)
+        is_same = path in was.containers and was.containers[path] == survey.containers.get(path)
+        return not is_same and _name(path) in self._stored(root, code)[1]
+
+    def is_count(self, path: str, root: str, code: Code) -> bool:
+        """Whether the code updates a value and does nothing else with it: it is no input at all."""
+        _, anew, used = self._stored(root, code)
+        return not {_name(path), _name(path).lstrip(":")} & (anew | used)
+
+    def _stored(self, root: str, code: Code) -> tuple[set[str], ...]:
+        own = [stored_by(kind) for kind in (self.ran[root].kinds if root else ())]
+        return tuple([set().union(*sets) for sets in zip((code.stored, code.anew, code.used), *own, strict=True)])
+
+    def is_same(self, other: View) -> bool:
+        """Whether nothing was looked at anew."""
+        return self.look is other.look and self.ran == other.ran
+
+    def owner(self, path: str, root: str) -> tuple[Any, str]:
+        """The object that has an attribute, and its name."""
+        if not root:
+            return self.look.owner(path)
+        place, _, name = path.removeprefix(f"{root}.").rpartition(".")
+        module = self.ran[root].value
+        return (None if module is None else module.get_submodule(place)), name
+
+    def content(self, path: str, root: str) -> Any:
+        """What a path holds, to be compared."""
+        return (self.ran[root] if root else self.look).content(path)
+
+    def wants_gradients(self) -> bool:
+        """Whether a module that ran is in training."""
+        return any(tensor.requires_grad for survey in self.ran.values() for tensor in survey.tensors)
+
+    def device(self) -> torch.device | None:
+        """Where the first weight is now; None without weights."""
+        surveys = [*self.ran.values(), self.look]
+        return next((survey.tensors[0].device for survey in surveys if survey.tensors), None)
+
+
+def held_by(owner: Any, name: str) -> Any:
+    """The value of an attribute, or of a global in its namespace; `ABSENT` if there is none."""
+    return owner.get(name, ABSENT) if type(owner) is dict else getattr(owner, name, ABSENT)
+
+
+def _name(path: str) -> str:
+    """The name of an attribute, or that of a global with a colon."""
+    name = path.rsplit(".", 1)[-1]
+    return f":{name.rsplit(':', 1)[-1]}" if ":" in name else name
+
+
+class Writes:
+    """What calls write themselves: what the last one left, and how often somebody else has written it.
+
+    A value that a call writes is no input of it, as long as calls alone write it: then it is what the last one left.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left: dict[tuple[str, str], Any] = {}
+        self._others: dict[tuple[str, str], int] = {}
+        self._active = self._begun = 0
+
+    @property
+    def are_known(self) -> bool:
+        """Whether any call has written anything."""
+        return bool(self._left)
+
+    def of_others(self, view: View, own: Iterable[tuple[str, str]]) -> tuple[int, ...]:
+        """How often others have written each of these. While a call goes on, its writes are no one else's."""
+        if not self._left:
+            return ()
+        with self._lock:
+            self._compare(view)
+            return tuple([self._others.get(each, 0) for each in own])
+
+    def begin(self, view: View | None) -> tuple[bool, int]:
+        """A call begins. Returns a ticket for `end`."""
+        with self._lock:
+            if view is not None:
+                self._compare(view)
+            ticket = self._active == 0, self._begun
+            self._active, self._begun = self._active + 1, self._begun + 1
+            return ticket
+
+    def end(self, ticket: tuple[bool, int]) -> bool:
+        """A call is over; whether no other one went on."""
+        with self._lock:
+            self._active -= 1
+            return ticket == (True, self._begun - 1)
+
+    def settle(self, view: View, own: Iterable[tuple[str, str]] = ()) -> None:
+        """Calls have left what is there now.
+
+        Args:
+            own: see `Scope`; what the last one wrote.
+        """
+        with self._lock:
+            self._left |= dict.fromkeys(own)
+            self._left |= {each: view.content(*each) for each in self._left if not each[1] or each[1] in view.ran}
+
+    def _compare(self, view: View) -> None:
+        if self._active:
+            return
+        for each, left in self._left.items():
+            if not each[1] or each[1] in view.ran:
+                now = view.content(*each)
+                if now != left:
+                    self._left[each], self._others[each] = now, self._others.get(each, 0) + 1
