@@ -9,7 +9,8 @@ import torch.distributed as dist
 
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, forward_group
-from omnireuse.hooks.extension import Extension, Openable
+from omnireuse.hooks.extension import Extension
+from omnireuse.hooks.opening import Openable
 
 __all__ = ["enable"]
 

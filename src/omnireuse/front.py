@@ -13,7 +13,7 @@ from omnireuse.arguments.choices import BackendName, CacheOptions, ForecasterNam
 from omnireuse.arguments.targets import Profiled, strategy_of
 from omnireuse.base.validation import kind_error
 from omnireuse.handle import Handle
-from omnireuse.hooks.extension import Openable
+from omnireuse.hooks.opening import Openable
 from omnireuse.loop.strategy import Region, WholeRegion
 from omnireuse.named.step_caches import GivenCache
 from omnireuse.profiles.target import Target

@@ -11,9 +11,9 @@ import torch.distributed as dist
 
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.hooks.denoisers import denoisers_of
-from omnireuse.hooks.extension import ByCalls, Extension, Opened, Tunes, Untuned
+from omnireuse.hooks.extension import Extension, Observer
 from omnireuse.hooks.inert import InertRuns
-from omnireuse.hooks.run import RegionFactory
+from omnireuse.hooks.opening import Opened, Tunes, Untuned
 from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import Decision, Event
@@ -49,28 +49,22 @@ class Handle:
     """
 
     def __init__(self, pipeline: Any, opened: Opened, group: dist.ProcessGroup | None = None) -> None:
-        strategy, self.name, self._extensions = opened
+        strategy, self.name, extensions = opened
         if (present := handle_of(pipeline)) is not None:
             raise StateError(
                 f"reuse is already enabled on this {type(pipeline).__name__} ({present.name}); call "
                 "omnireuse.disable(pipeline) first, or use omnireuse.handle_of(pipeline)"
             )
         self._counts = Counts()
-        make: RegionFactory = make_region
-        for each in self._extensions:
-            make = each.region(make)
         self._session = Session(
             pipeline,
             strategy,
-            make,
-            self._counts.take,
+            make_region,
             InertRuns(strategy, self._counts),
+            (Observer(self._counts.take), *extensions),
             handle=self,
             agreement=Agreement(group),
-            adapts=any(isinstance(each, ByCalls) for each in self._extensions),
         )
-        for each in self._extensions:
-            each.attach(self._session)
         self._enabled = True
         self._pipeline = type(pipeline).__name__
 
@@ -97,19 +91,19 @@ class Handle:
 
     def attach(self, extension: Extension) -> None:
         """Let an extension work beside those that are there; its `region` is not asked any more."""
-        self._extensions = (*self._extensions, extension)
-        extension.attach(self._session)
+        self._session.attach(extension)
 
-    def detach(self, kind: type[E]) -> E | None:
-        """Take out the extension of this kind, without closing it; None if there is none."""
-        found = next((each for each in self._extensions if isinstance(each, kind)), None)
-        self._extensions = tuple(each for each in self._extensions if each is not found)
-        return found
+    def detach(self, extension: Extension) -> None:
+        """Take an extension out, without closing it."""
+        self._session.detach(extension)
+
+    def extension(self, kind: type[E]) -> E | None:
+        """The first extension of a kind; None if there is none."""
+        return self._session.extension(kind)
 
     @property
     def _tunes(self) -> Tunes:
-        found = (each for each in self._extensions if isinstance(each, Tunes))
-        return next(found, Untuned("tune=False"))
+        return self.extension(Tunes) or Untuned("tune=False")  # type: ignore[type-abstract]  # it is only looked for
 
     @property
     def events(self) -> tuple[Decision, ...]:
@@ -123,18 +117,14 @@ class Handle:
             if isinstance(event, Decision):
                 observer(event)
 
-        hooks = self._session.hooks
-        hooks.all = (*hooks.all, hook)
-
-        def unsubscribe() -> None:
-            hooks.all = tuple(each for each in hooks.all if each is not hook)
-
-        return unsubscribe
+        extension = Observer(hook)
+        self.attach(extension)
+        return lambda: self.detach(extension)
 
     def summary(self) -> Summary:
         """What was computed and what was reused so far. `print` shows a short text; a notebook shows figures."""
-        fields: dict[str, Any] = {"calls_outside": self._session.calls_outside}
-        for each in self._extensions:
+        fields: dict[str, Any] = {"calls_outside": self._session.calls_outside, "notes": []}
+        for each in self._session.extensions:
             each.summarize(fields)
         return self._counts.summary(self.name, **fields)
 
@@ -163,7 +153,7 @@ class Handle:
 
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""
-        for each in self._extensions:
+        for each in self._session.extensions:
             each.close()
         self._session.close()
         self._enabled = False

@@ -66,8 +66,9 @@ class WholeRequests:
             self._session = session_of(pipeline)
             assert self._session is not None, "reuse was enabled"
             if self._tuner is not None and not wanted.target:
-                if (unused := self._handle.detach(Tuner)) is not None:
+                if (unused := self._handle.extension(Tuner)) is not None:
                     unused.close()
+                    self._handle.detach(unused)
                 self._handle.attach(self._tuner)
                 self._tuner = None
             if self._calls is not None:
@@ -76,8 +77,8 @@ class WholeRequests:
 
     def _taken_by(self, session: Session, calls: Calls) -> Interception:
         """Hand the calls of `forward` to a session, as if they were the pipeline's own."""
-        if session.tuner is not None:
-            session.tuner.calls = calls
+        if (tuner := session.extension(Tuner)) is not None:
+            tuner.calls = calls
 
         def forward(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             is_own = self._handle is None or not self._handle.enabled or session.is_in_call
@@ -91,7 +92,9 @@ class WholeRequests:
             self._taken.undo()
             self._taken = None
         if self._handle is not None and self._session is not None:
-            self._tuner = self._handle.detach(Tuner) or self._tuner
+            if (tuner := self._handle.extension(Tuner)) is not None:
+                self._tuner = tuner
+                self._handle.detach(tuner)
             self._handle.disable()
             self._handle = self._session = None
 
@@ -118,7 +121,7 @@ class WholeRequests:
     def _tuning(self) -> dict[str, float]:
         """Whether a tuned plan served the last request, and the number of measured pictures. Logs news."""
         assert self._handle is not None, "a request was served"
-        tuning, work = self._handle.tuning, work_figures(None if self._session is None else self._session.tuner)
+        tuning, work = self._handle.tuning, work_figures(self._handle.extension(Tuner))
         if str(tuning) != self._said and not self._active.target:
             self._said = str(tuning)
             logger.info("omnireuse: %s", tuning)

@@ -15,7 +15,8 @@ from omnireuse.forecasters import forecaster_named
 from omnireuse.forecasters.base import Forecaster
 from omnireuse.forecasters.blend import Blend
 from omnireuse.hooks.denoisers import denoisers_of, model_name
-from omnireuse.hooks.extension import ByCalls, Opened, Untuned
+from omnireuse.hooks.extension import ByCalls
+from omnireuse.hooks.opening import Opened, Untuned
 from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import policy_named
 from omnireuse.policies.base import Policy

@@ -11,13 +11,13 @@ from tqdm.auto import tqdm
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.front import enable
 from omnireuse.handle import Handle
-from omnireuse.hooks.session import session_of
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller, check_prompts, refuse_reserved
 from omnireuse.pipelines.source import Source
 from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import Target
 from omnireuse.tuning.budget import JUDGED
+from omnireuse.tuning.tuner import Tuner
 
 __all__ = ["tune"]
 
@@ -82,9 +82,9 @@ def tune(
                 f"tune(prompts={list(prompts)!r:.60}): prompts must be at least {JUDGED} for a quality or a tolerance, "
                 f"got {len(prompts)}; some of them judge the plan, which is made from the others"
             )
-        session = session_of(pipe)
-        assert session is not None, "reuse was enabled"
-        session.tuner.measure_all()
+        tuner = handle.extension(Tuner)
+        assert tuner is not None, "the pipeline is tuned"
+        tuner.measure_all()
         for number in range(len(prompts)):
             caller.result([number])
             bar.update()

@@ -2,53 +2,64 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-import torch.distributed as dist
+from omnireuse.hooks.run import Chooser, Chosen, RegionFactory, RunStart
+from omnireuse.loop.events import Hook
 
-from omnireuse.hooks.run import RegionFactory
-from omnireuse.loop.strategy import Strategy
-from omnireuse.summary.tuning import Tuning
+__all__ = ["ByCalls", "Extension", "InRegion", "Observer", "PipelineCall"]
 
-if TYPE_CHECKING:
-    from omnireuse.hooks.session import Session
 
-__all__ = ["ByCalls", "Extension", "InRegion", "Openable", "Opened", "Tunes", "Untuned"]
+@dataclass(frozen=True)
+class PipelineCall:
+    """A call of the pipeline: `proceed(*args, **kwargs)` makes it. `choose` says what its runs follow, before any
+    extension; None leaves that to them."""
+
+    proceed: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    choose: Chooser | None = None
 
 
 class Extension:
     """Works beside the generations of one pipeline, from `attach` until `close`. A subclass has what it needs of these
-    methods; each of them does nothing here."""
+    methods; each of them does nothing here.
+
+    Attributes:
+        event: takes every event, in the thread of the run that it is of; None for none.
+    """
+
+    event: Hook | None = None
 
     def region(self, make: RegionFactory) -> RegionFactory:
         """The function that makes the regions of the session in place of `make`, asked before the session begins."""
         return make
 
-    def attach(self, session: Session) -> None:
-        """Begin: the session is open on the pipeline."""
+    def attach(self, session: Any) -> None:
+        """Begin: the `Session` is open on the pipeline."""
+
+    def around(self, call: PipelineCall, make: Callable[[PipelineCall], Any]) -> Any:
+        """Make a call of the pipeline by `make`, with something before or after it; return what it returns."""
+        return make(call)
+
+    def choose(self, start: RunStart) -> Chosen | None:
+        """What a run that begins follows; None leaves it to the next extension, and at last to the strategy."""
+        return None
 
     def summarize(self, fields: dict[str, Any]) -> None:
-        """Add to the fields of a `Summary`, or change what others have added."""
+        """Add to the fields of a `Summary`, or change what others have added; `fields["notes"]` is a list of lines."""
 
     def close(self) -> None:
         """End: reuse is disabled."""
 
 
-Opened = tuple[Strategy, str, tuple[Extension, ...]]
-"""A strategy, its name in the summary, and what works beside it."""
+class Observer(Extension):
+    """Hands every event to a function."""
 
-
-class Openable(Protocol):
-    """What `enable` takes: a strategy, a target, a profile, a named cache."""
-
-    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
-        """The strategy for a pipeline, and what goes with it.
-
-        Args:
-            group: the ranks that decide together; None if this one decides alone.
-        """
-        ...
+    def __init__(self, hook: Hook) -> None:
+        self.event = hook
 
 
 class InRegion(Extension):
@@ -64,34 +75,3 @@ class InRegion(Extension):
 class ByCalls(Extension):
     """Goes on in region "call" if region "step" meets a denoiser that returns several kinds of latents; without it that
     is an error."""
-
-
-class Tunes(Extension):
-    """Tunes the strategy, or says why nothing is tuned.
-
-    Attributes:
-        references: full and lean calls of an editing pipeline, which are tuned, too; None for full ones.
-    """
-
-    references: Any = None
-
-    @property
-    @abstractmethod
-    def tuning(self) -> Tuning:
-        """The state of tuning."""
-
-    @property
-    def profile(self) -> Any:
-        """A profile with the plan in use; None before there is one."""
-        return None
-
-
-class Untuned(Tunes):
-    """Nothing is tuned, for a reason in words."""
-
-    def __init__(self, reason: str) -> None:
-        self._tuning = Tuning(state="off", reason=reason)
-
-    @property
-    def tuning(self) -> Tuning:
-        return self._tuning

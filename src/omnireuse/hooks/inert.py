@@ -182,11 +182,11 @@ class InertRuns:
             return
         if not is_complete:
             return
-        explanation = explain(self._strategy, decisions) if decisions else _NO_SCHEDULER_STEP
+        explanation = explain(generation.strategy, decisions) if decisions else _NO_SCHEDULER_STEP
         if explanation is not None and explanation.reason == "layout":
             explanation = _of_change(explanation, generation)
         if explanation is None and decisions and generation.schedule is None:
-            explanation = too_much(self._strategy, decisions)
+            explanation = too_much(generation.strategy, decisions)
         if explanation is not None:
             self._say(explanation)
 

@@ -10,9 +10,10 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -20,26 +21,25 @@ from omnireuse.base.validation import field_error, is_whole
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.callers import CallerWatch, callbacks_aside, calling, foreign_caller
 from omnireuse.hooks.denoisers import check_agreement, parameters_of, unwrapped
+from omnireuse.hooks.extension import ByCalls, Extension, PipelineCall
 from omnireuse.hooks.interception import Handler, Interception, intercept
 from omnireuse.hooks.live import Live, Loop, Loops, SeveralOutputsError, StepRegion, end_step, next_step
 from omnireuse.hooks.parts import GUIDERS, caches_on, guider_handlers
-from omnireuse.hooks.run import Chooser, Chosen, Region, RegionFactory, Run, RunStart
+from omnireuse.hooks.run import Chosen, Region, RegionFactory, Run, RunStart
 from omnireuse.hooks.steps import Asked, Begin
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import FellBack, Hook, Hooks, RunEnded, Unlike
+from omnireuse.loop.events import FellBack, Hooks, RunEnded, Unlike
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 
 if TYPE_CHECKING:
     from omnireuse.hooks.inert import InertRuns
 
-__all__ = ["Around", "Session", "session_of"]
+__all__ = ["Session", "session_of"]
 
 logger = logging.getLogger("omnireuse")
 
-Around = Callable[[Callable[..., Any], tuple[Any, ...], Mapping[str, Any]], Any]
-"""A function that makes one call of the pipeline by `Session.call`, with something before or after it:
-`around(proceed, args, kwargs)`, where `proceed` is the pipeline's own call."""
+E = TypeVar("E", bound=Extension)
 
 # Reentrant, because a collection of garbage within may end a session.
 _lock = threading.RLock()
@@ -63,16 +63,13 @@ class Session(Live):
 
     Args:
         make_region: makes the region of a strategy.
-        counts: the hook that takes every event.
         inert: looks at each run at its end.
+        extensions: as the attribute.
         handle: the user's.
-        chooser: as the attribute.
-        adapts: go on in region "call" if region "step" meets a denoiser that returns several kinds of latents.
 
     Attributes:
-        strategy: of runs that no chooser chooses another one for.
-        chooser: chooses what runs follow whose call has no chooser of its own; None for `strategy`.
-        tuner: measures its calls; None if nothing is tuned.
+        strategy: of runs that no extension chooses another one for.
+        extensions: work beside the generations; a later one is around the calls of those before it.
 
     Raises:
         UnsupportedModelError: a pipeline without a denoiser, or without a scheduler if the region forecasts what it
@@ -84,25 +81,23 @@ class Session(Live):
         pipeline: Any,
         strategy: Strategy,
         make_region: RegionFactory,
-        counts: Hook,
         inert: InertRuns,
+        extensions: Iterable[Extension] = (),
         *,
         handle: Any = None,
         agreement: Agreement | None = None,
-        chooser: Chooser | None = None,
-        adapts: bool = False,
     ) -> None:
-        super().__init__(self._hold(pipeline), type(pipeline).__name__, Hooks(counts), inert)
-        self.handle, self.strategy = handle, strategy
-        self.tuner: Any = None
+        super().__init__(self._hold(pipeline), type(pipeline).__name__, Hooks(), inert)
+        self.handle, self.strategy, self.extensions = handle, strategy, tuple[Extension, ...]()
+        for each in extensions:
+            make_region = each.region(make_region)
         self._expected: int | None = None
         """Number of steps of the next run, if no scheduler tells it."""
-        self._make_region, self.chooser, self._adapts = make_region, chooser, adapts
+        self._make_region = make_region
         self._agreement, self._numbers = agreement or Agreement(), itertools.count(1)
         self._region: Region | None = None
         """The region that `_kind` names; None if nothing is intercepted."""
         self._kind = ""
-        self._around: Around | None = None
         self._on_pipeline: Interception | None = None
         _watch.begin()
         # A session that its denoisers hold is collected with them, and not closed.
@@ -120,6 +115,8 @@ class Session(Live):
             _open.add(self)
             if isinstance(self._pipeline, weakref.ref):
                 _kept.add(self)
+        for each in extensions:
+            self.attach(each)
 
     @property
     def pipeline(self) -> Any:
@@ -137,10 +134,22 @@ class Session(Live):
         """True within a call of the pipeline by this thread."""
         return bool(self._loops.calls)
 
-    def surround(self, around: Around) -> Around:
-        """Make the pipeline's calls by `around` from now on; return the function that has made them until now."""
-        before, self._around = self._around or self.call, around
-        return before
+    def attach(self, extension: Extension) -> None:
+        """Let an extension work beside those that are there."""
+        self._hold_extensions((*self.extensions, extension))
+        extension.attach(self)
+
+    def detach(self, extension: Extension | None) -> None:
+        """Take an extension out, without closing it."""
+        self._hold_extensions(tuple(each for each in self.extensions if each is not extension))
+
+    def _hold_extensions(self, extensions: tuple[Extension, ...]) -> None:
+        self.extensions = extensions
+        self.hooks.all = tuple(each.event for each in extensions if each.event is not None)
+
+    def extension(self, kind: type[E]) -> E | None:
+        """The first extension of a kind; None if there is none."""
+        return next((each for each in self.extensions if isinstance(each, kind)), None)
 
     def _hold(self, pipeline: Any) -> Callable[[], Any]:
         this = weakref.ref(self)
@@ -200,30 +209,28 @@ class Session(Live):
 
     def called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Handle a call of the pipeline."""
+        call, make = PipelineCall(proceed, args, kwargs), self.make
         if self.is_in_call:
-            return self.call(proceed, args, kwargs)
+            return make(call)
+        for each in self.extensions:
+            make = partial(each.around, make=make)
         try:
-            return (self._around or self.call)(proceed, args, kwargs)
+            return make(call)
         finally:
             self._loops.final = None
 
-    def call(
-        self,
-        proceed: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
-        chooser: Chooser | None = None,
-    ) -> Any:
-        """One call of the pipeline, whose runs follow what the chooser chooses; None for the session's chooser."""
+    def make(self, call: PipelineCall) -> Any:
+        """Make a call of the pipeline, without the extensions around it."""
+        args, kwargs = call.args, call.kwargs
         self._refresh()
         pipeline, outside = self.pipeline, self.calls_outside
-        loop, loops = Loop(chooser, (pipeline, args, kwargs)), self._loops
+        loop, loops = Loop(call.choose, (pipeline, args, kwargs)), self._loops
         loop.steps.announce()
         loops.calls.append(loop)
         loops.now = loop
         try:
             with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as aside:
-                result = proceed(*aside.args, **aside.kwargs)
+                result = call.proceed(*aside.args, **aside.kwargs)
             self._end(is_complete=getattr(pipeline, "_interrupt", False) is not True)
         finally:
             self._end()
@@ -312,8 +319,8 @@ class Session(Live):
             call=loop.call,
             strategy=self.strategy,
         )
-        chooser = loop.chooser or self.chooser
-        chosen = Chosen(strategy=self.strategy) if chooser is None else chooser(start)
+        asked = (*([loop.chooser] if loop.chooser is not None else []), *(each.choose for each in self.extensions))
+        chosen = next((found for choose in asked if (found := choose(start))), Chosen(strategy=self.strategy))
         is_shadow = chosen.kind == "shadow"
         generation = self.generation(chosen.strategy, start)
         if not is_shadow:
@@ -416,7 +423,7 @@ class Session(Live):
 
     def _forecast_calls(self, run: Run, why: SeveralOutputsError) -> Region:
         """As it says, if that may be. The run has computed its first call, and remembers nothing yet."""
-        if not self._adapts:
+        if self.extension(ByCalls) is None:
             raise why
         logger.warning("%s: switching to region 'call' for this pipeline", why)
         self.emit(FellBack("region call"))

@@ -14,7 +14,8 @@ from omnireuse.base.validation import as_number, field_error
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from omnireuse.forecasters import Blend, Hold, Polynomial
 from omnireuse.hooks.denoisers import denoisers_of, model_name
-from omnireuse.hooks.extension import Extension, Opened
+from omnireuse.hooks.extension import Extension
+from omnireuse.hooks.opening import Opened
 from omnireuse.hooks.run import Region as HookRegion
 from omnireuse.hooks.run import RegionFactory
 from omnireuse.hooks.session import Session

@@ -45,14 +45,13 @@ class CalibratedRuns(Extension):
             self._pipeline = lambda: pipeline
 
     def attach(self, session: Session) -> None:
-        self.emit, session.chooser = session.emit, self.choose
+        self.emit = session.emit
 
     def summarize(self, fields: dict[str, Any]) -> None:
         fields["promise"] = self.promise
 
-    def choose(self, start: RunStart) -> Chosen:
-        """The strategy of a run: the session's for one that is like those of the calibration."""
-        assert start.strategy is not None, "a session names its own"
+    def choose(self, start: RunStart) -> Chosen | None:
+        """Another strategy for a run with other guidance than those of the calibration."""
         here = None
         if start.call is not None:
             pipeline, args, kwargs = start.call
@@ -60,13 +59,11 @@ class CalibratedRuns(Extension):
         if math.isfinite(self.promise.tenth):
             self._compare(here)
         other = None if here is None else self._other_guidance(scales_of(here))
-        strategy = start.strategy if other is None else self._fallback
-        if other is None:
-            other = self.promise.unlike(start.total, start.levels)
-        if other is not None:
-            self._tell(other, "the default's steps")
+        unlike = other or self.promise.unlike(start.total, start.levels)
+        if unlike is not None:
+            self._tell(unlike, "the default's steps")
             self.emit(FellBack(DEFAULT_PLAN))
-        return Chosen(strategy=strategy)
+        return None if other is None else Chosen(strategy=self._fallback)
 
     def _compare(self, here: Mapping[str, Any] | None) -> None:
         pipeline = self._pipeline()

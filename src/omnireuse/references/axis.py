@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 from omnireuse.base.validation import kind_error
 from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import denoisers_of, forward_group, is_compiled_whole, parameters_of, unwrapped
-from omnireuse.hooks.extension import Extension, Openable, Opened, Tunes, Untuned
+from omnireuse.hooks.extension import Extension
 from omnireuse.hooks.interception import intercept
+from omnireuse.hooks.opening import Openable, Opened, Tunes, Untuned
 from omnireuse.hooks.regions.cuts import opaque
 from omnireuse.hooks.run import DenoiserCall, Region, RegionFactory, Run
 from omnireuse.references.attention import FullPass, LeanPass, attending
@@ -62,7 +63,7 @@ class ReferenceAxis(Extension):
             self._most = max(self._most, 0 if is_shadow else kept_bytes)
 
     def region(self, make: RegionFactory) -> RegionFactory:
-        return lambda *given: self.around(make(*given))
+        return lambda *given: self.wrapped(make(*given))
 
     def summarize(self, fields: dict[str, Any]) -> None:
         fields["references"] = self.calls
@@ -71,7 +72,7 @@ class ReferenceAxis(Extension):
             but = "lean calls keep keys of references, and the profile was measured without"
             fields["promise"] = replace(promise, but=but)
 
-    def around(self, inner: Region) -> Region:
+    def wrapped(self, inner: Region) -> Region:
         """Another region, whose computed calls are full or lean."""
         return _LeanRegion(inner, self)
 
@@ -107,7 +108,7 @@ class _LeanRegion(Region):
         return self._inner.held
 
     def for_run(self) -> Region:
-        return self._axis.around(self._inner.for_run())
+        return self._axis.wrapped(self._inner.for_run())
 
     def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
         return self._inner.scheduler_step(run, output, sample)

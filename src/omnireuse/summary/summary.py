@@ -141,6 +141,7 @@ class Summary:
         audits: the latest audits, oldest first; at most 1,000.
         tuning: the state of tuning for runs like the latest one; None if it is off.
         references: full and lean calls; None if lean calls are off.
+        notes: lines that extensions add.
     """
 
     name: str
@@ -166,6 +167,7 @@ class Summary:
     audits: tuple[Audit, ...] = ()
     tuning: Tuning | None = None
     references: ReferenceCalls | None = None
+    notes: Sequence[str] = ()
 
     @property
     def calls(self) -> int:
@@ -251,6 +253,7 @@ def _lines(summary: Summary) -> Iterator[str]:
             f"{counted(len(errors), 'picture')} audited: {sum(errors) / len(errors):.2%} error of the final latents on "
             f"average, {max(errors):.2%} at most{kept}"
         )
+    yield from summary.notes
     if summary.tuning is not None:
         yield str(summary.tuning)
     if summary.promise is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from omnireuse.errors import StateError
-from omnireuse.hooks.extension import Extension
+from omnireuse.hooks.extension import Extension, PipelineCall
 from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
@@ -38,9 +38,9 @@ class Auditor(Extension):
         self._lock, self._owed, self._calls = threading.Lock(), 0.0, 0
 
     def attach(self, session: Session) -> None:
-        self._session, self._inner = session, session.surround(self.around)
+        self._session = session
 
-    def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def around(self, call: PipelineCall, make: Callable[[PipelineCall], Any]) -> Any:
         """Make one call of the pipeline, and audit it if one is due."""
         with self._lock:
             self._calls += 1
@@ -50,18 +50,18 @@ class Auditor(Extension):
             is_due = self._owed >= 1 - 1e-9
             self._owed -= is_due
         if not is_due:
-            return self._inner(proceed, args, kwargs)
+            return make(call)
         try:
-            replay = Replay(args, kwargs)
+            replay = Replay(call.args, call.kwargs)
         except Exception as error:  # a call that cannot be made again is not audited, and that is said
             self._miss(f"a call cannot be made again: {error}")
-            return self._inner(proceed, args, kwargs)
-        result = self._inner(proceed, args, kwargs)
+            return make(call)
+        result = make(call)
         made = self._session.final
         try:
             if made is None:
                 raise StateError("the call has given the scheduler no step")
-            self._compare(number, made, replay, proceed)
+            self._compare(number, made, replay, call.proceed)
         except Exception as error:  # the picture is done, and must not fail because its audit does
             self._miss(f"{type(error).__name__}: {error}")
         return result

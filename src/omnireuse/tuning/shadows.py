@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.hooks.extension import PipelineCall
 from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Chosen, Region, RunStart
 from omnireuse.hooks.session import Session
@@ -163,7 +164,9 @@ def called_again(
     """
     outside = session.calls_outside
     try:
-        return replay.again(session.pipeline, lambda *args, **kwargs: session.call(proceed, args, kwargs, choose), bar)
+        return replay.again(
+            session.pipeline, lambda *args, **kwargs: session.make(PipelineCall(proceed, args, kwargs, choose)), bar
+        )
     finally:
         session.calls_outside = outside
 
@@ -228,7 +231,7 @@ class SessionShadows:
         def choose(start: RunStart) -> Chosen:
             made.append(stepper(start))
             region: Region = StepRegion(stepper=made[-1])
-            region = region if self.references is None else self.references.around(region)
+            region = region if self.references is None else self.references.wrapped(region)
             return Chosen(strategy=FULL, region=region, kind="shadow", references=references)
 
         result = called_again(self.session, call.replay, self.proceed, choose, None if bar is None else self.words)

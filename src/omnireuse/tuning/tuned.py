@@ -10,7 +10,8 @@ import torch.distributed as dist
 
 from omnireuse.arguments.targets import strategy_for
 from omnireuse.arguments.tune import check_tune, why_untuned
-from omnireuse.hooks.extension import ByCalls, Opened, Tunes, Untuned
+from omnireuse.hooks.extension import ByCalls
+from omnireuse.hooks.opening import Opened, Tunes, Untuned
 from omnireuse.loop.agreement import Agreement
 from omnireuse.profiles.target import Target
 from omnireuse.tuning.registry import PlanRegistry

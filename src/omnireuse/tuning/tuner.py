@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from omnireuse.arguments.tune import TURN_OFF
 from omnireuse.errors import NotTunableError, OmniReuseError
-from omnireuse.hooks.extension import Tunes
+from omnireuse.hooks.extension import PipelineCall
 from omnireuse.hooks.live import Loop, StepRegion
+from omnireuse.hooks.opening import Tunes
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.pipelines.call_arguments import Calls
@@ -136,9 +139,7 @@ class Tuner(HostTuner, Tunes):
 
     def attach(self, session: Session) -> None:
         """Begin, or go on with another session on the same pipeline."""
-        session.tuner, self._session, self._own_work.emit = self, session, session.emit
-        session.surround(self.around)
-        session.chooser = self._untuned
+        self._session, self._own_work.emit = session, session.emit
 
     def summarize(self, fields: dict[str, Any]) -> None:
         fields["tuning"] = self.tuning
@@ -164,9 +165,9 @@ class Tuner(HostTuner, Tunes):
             self._is_closed = True
             self._registry.close()
 
-    def around(self, proceed: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def around(self, call: PipelineCall, make: Callable[[PipelineCall], Any]) -> Any:
         """Make one call of the pipeline."""
-        pipeline, attempt = self._session.pipeline, _Attempt()
+        pipeline, attempt, args, kwargs = self._session.pipeline, _Attempt(), call.args, call.kwargs
         try:
             with self._own_work():
                 if (why := self.calls.untunable(args, kwargs)) is None:
@@ -175,8 +176,8 @@ class Tuner(HostTuner, Tunes):
             why, attempt.failure = None, error
         if why is not None:
             self.pass_by(why)
-            return self._session.call(proceed, args, kwargs)
-        self._finish(proceed, [entry for entry in self._registry.whole() if entry.trials is None])
+            return make(call)
+        self._finish(call.proceed, [entry for entry in self._registry.whole() if entry.trials is None])
         try:
             with ExitStack() as stack:
                 try:
@@ -187,27 +188,26 @@ class Tuner(HostTuner, Tunes):
                 except Exception as error:
                     attempt.unlike = error
                 try:
-                    result = self._session.call(proceed, args, kwargs, lambda start: self._choose(attempt, start))
+                    result = make(replace(call, choose=partial(self._choose, attempt)))
                 except BaseException as error:
                     if attempt.recording is not None and attempt.entry is not None:
                         attempt.entry.broken_off(error)
                     raise
-            self._made(attempt, proceed)
+            self._made(attempt, call.proceed)
         finally:
             if attempt.recording is not None and attempt.entry is not None:
                 attempt.entry.is_busy = False
             attempt.failure = attempt.unlike = None  # their tracebacks hold this attempt, and the picture
         return result
 
-    def _untuned(self, start: RunStart) -> Chosen:
-        """The untuned default for a run that cannot be made again, because no call of the pipeline makes it, and for
-        calls that are not tuned."""
+    def choose(self, start: RunStart) -> None:
+        """Leave the untuned default to a run that cannot be made again, because no call of the pipeline makes it, and
+        to calls that are not tuned."""
         if start.call is None:
             self.pass_by(
                 "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
                 "__call__ of an object with the scheduler and the denoiser"
             )
-        return Chosen(strategy=self._session.strategy)
 
     def _choose(self, attempt: _Attempt, start: RunStart) -> Chosen:
         """What a run follows: the untuned default if tuning meets an error."""

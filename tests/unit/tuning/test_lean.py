@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.hooks.session import session_of
 from omnireuse.references import References
 from omnireuse.summary.summary import ReferenceCalls
+from omnireuse.tuning.tuner import Tuner
 from tests.helpers.editing import EDITING
 from tests.helpers.tiny import Tiny
 
@@ -20,9 +20,9 @@ def tuned(tiny: Tiny, steps: int, references: Any = None, **call: Any) -> omnire
     """A handle that has measured three pictures, which are those of the pipeline."""
     expected = [tiny.run(steps=steps, seed=seed, **call) for seed in range(3)]
     handle = omnireuse.enable(tiny.pipe, references=references)
-    session = session_of(tiny.pipe)
-    assert session is not None
-    session.tuner.measure_all()
+    tuner = handle.extension(Tuner)
+    assert tuner is not None
+    tuner.measure_all()
     for seed in range(3):
         assert torch.equal(tiny.run(steps=steps, seed=seed, **call), expected[seed])
     assert handle.tuning.state == "ready"
