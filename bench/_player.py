@@ -16,6 +16,7 @@ import torch
 import omnireuse
 from bench._common import Row
 from omnireuse import Steps
+from omnireuse.hooks.session import session_of
 from omnireuse.pipelines.pictures import psnr
 from reference.case import CASES
 
@@ -174,12 +175,16 @@ class Player:
 
     @contextmanager
     def tuned(self, places: Sequence[int], **options: Any) -> Iterator[omnireuse.Handle]:
-        """Within it, reuse is as tuned on these captions, one call each, by these options of `enable`."""
+        """Within it, reuse is as tuned on these captions, one call each, by these options of `enable`. Trial runs
+        take as long as they take, unless no caption is given."""
         with (
             tempfile.TemporaryDirectory() as folder,
             cache_in(folder),
             self.enabled(**options) as handle,
         ):
+            session = session_of(self.pipeline)
+            if places and session is not None:
+                session.tuner.measure_all()
             for place in places:
                 self.run([place])
             yield handle

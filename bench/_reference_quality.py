@@ -19,6 +19,7 @@ from bench._reference_figures import draw_edits
 from bench.harm import closeness
 from omnireuse import EveryNth
 from omnireuse.errors import StateError
+from omnireuse.hooks.session import session_of
 from omnireuse.references import References
 from omnireuse_lab.peers.editing import Dropped, RegionWise, TextKept, Whole
 from reference.drawing import Array
@@ -157,6 +158,9 @@ class Player:
             cache_in(folder),
             omnireuse.enable(self.pipeline, speedup=speedup, tune=PICTURES, references=references) as handle,
         ):
+            session = session_of(self.pipeline)
+            assert session is not None, "reuse was enabled"
+            session.tuner.measure_all()
             for place in range(PICTURES):
                 self._make(self._steps, _some(self._tuned_on, place, place + 1))
             if handle.tuning.state != "ready":

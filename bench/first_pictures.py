@@ -1,9 +1,10 @@
-"""How long a user waits for the first pictures, which tuning measures, beside the same calls without reuse.
+"""How long a user waits for each of the first pictures, some of which tuning measures, beside calls without reuse.
 
     python -m bench first_pictures
 
-Wall-clock of each of the first calls after `enable` with an empty cache folder, divided by the median of plain calls
-that are made in turn with them. Each draw begins anew with other prompts.
+Time of each of the first ten calls after `enable` with an empty cache folder, divided by the median of plain calls that
+are made before them. It is the processor's time on one thread, so that other programs do not change it. Each draw
+begins anew with other prompts.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from bench._common import new_parser, new_table, no_warnings, write_record
 from bench._player import STEPS, Player
 from reference.case import FACES, IMAGES
 
-PICTURES = 5
+PICTURES = 10
 
 
 def draw(case: str, seed: int) -> list[float]:
@@ -25,14 +26,14 @@ def draw(case: str, seed: int) -> list[float]:
     player = Player({"case": case, "guided": True}, PICTURES, seed=seed)
 
     def seconds(number: int) -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         player.run([number])
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     seconds(0)  # the first call of all allocates
-    plain = statistics.median([seconds(number) for number in range(PICTURES)])
+    plain = statistics.median([seconds(number) for number in range(5)])
     with player.tuned(()):
-        return [seconds(number) / plain for number in range(PICTURES)]
+        return [round(seconds(number) / plain, 3) for number in range(PICTURES)]
 
 
 def main(options: list[str] | None = None) -> None:
@@ -40,14 +41,15 @@ def main(options: list[str] | None = None) -> None:
     parser = new_parser("first_pictures", __doc__)
     parser.add_argument("--draws", type=int, default=3, help="draws of first pictures (default: %(default)s)")
     given = parser.parse_args(options)
-    table = new_table("time of each picture over the usual", "", *map(str, range(1, PICTURES + 1)), "first three")
+    columns = [*map(str, range(1, PICTURES + 1)), "longest", "all"]
+    table = new_table("time of each picture over the usual", "", *columns)
     record: dict[str, list[list[float]]] = {}
     with no_warnings():
         for case in (FACES.name, IMAGES.name):
             draws = record[case] = [draw(case, 700 + 100 * number) for number in range(given.draws)]
-            shown = [*zip(*draws, strict=True), [sum(each[:3]) / 3 for each in draws]]
+            shown = [*zip(*draws, strict=True), [max(each) for each in draws], [sum(each) for each in draws]]
             table.add_row(case, *(f"{statistics.median(c):.1f} ({min(c):.1f} to {max(c):.1f})" for c in shown))
-    Console(width=130).print(table)
+    Console(width=250).print(table)
     write_record({"steps": STEPS, "times": record}, given.out, "first_pictures")
 
 

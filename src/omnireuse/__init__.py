@@ -9,8 +9,8 @@ Three calls are all that is needed::
     print(handle.summary())  # what was computed, what was reused, and why
     handle.disable()  # the pipeline is as it was before
 
-The first three pictures are computed in full and measured; the plan that
-suits the pipeline best serves all later ones. `omnireuse.tune` measures
+The first five or six pictures are computed in full, and three of them are
+measured; the plan that suits the pipeline best serves all later ones. `omnireuse.tune` measures
 ahead of time, and `omnireuse.calibrate` finds plans for many budgets and
 promises their quality::
 
@@ -33,6 +33,7 @@ from omnireuse import errors
 from omnireuse.base.lazy import lazy_exports
 
 if TYPE_CHECKING:
+    from omnireuse.arguments.tune import TuneOptions
     from omnireuse.calibration.calibrate import calibrate
     from omnireuse.calibration.tune import tune
     from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache, uninstall_prompt_embed_cache
@@ -100,6 +101,7 @@ __all__ = [
     "Strategy",
     "Summary",
     "TeaCache",
+    "TuneOptions",
     "Tuning",
     "__version__",
     "calibrate",
@@ -118,6 +120,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "arguments.tune": "TuneOptions",
     "calibration.calibrate": "calibrate",
     "profiles.profile": "Profile",
     "named.measuring": "fit_tea_cache",

@@ -11,6 +11,7 @@ from omnireuse import enabling
 from omnireuse.arguments.checks import check_arguments
 from omnireuse.arguments.choices import BackendName, CacheOptions, ForecasterName, PolicyName, StrategyOptions
 from omnireuse.arguments.targets import Profiled, strategy_of
+from omnireuse.arguments.tune import TuneOptions
 from omnireuse.base.validation import kind_error
 from omnireuse.handle import Handle
 from omnireuse.hooks.opening import Openable
@@ -43,7 +44,7 @@ def enable(
     profile: Profile | str | os.PathLike[str] | None = None,
     region: WholeRegion | None = None,
     group: dist.ProcessGroup | None = None,
-    tune: bool | int | None = None,
+    tune: bool | int | TuneOptions | None = None,
     audit: float = 0.0,
     references: bool | Literal["host"] | References | None = None,
 ) -> Handle: ...
@@ -89,7 +90,7 @@ def enable(
     forecaster: Forecaster | ForecasterName | None = None,
     region: Region | None = None,
     group: dist.ProcessGroup | None = None,
-    tune: bool | int | None = None,
+    tune: bool | int | TuneOptions | None = None,
     audit: float = 0.0,
     references: bool | Literal["host"] | References | None = None,
     **options: Any,
@@ -128,9 +129,10 @@ def enable(
             default those of diffusers' `enable_parallelism` or of the device mesh of the parameters, so make the model
             parallel first; none if every rank runs its own model.
         tune: measure the first pictures of each kind, which are computed in full, and go on with the plan that leaves
-            the least error in them: True, False, or how many pictures at most (3 by default; a quality or a tolerance
-            takes 6 at least, which fewer cannot judge). It goes with the default and the targets. Plans are kept on
-            disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
+            the least error in them: True, False, how many pictures at most (3 by default; a quality or a tolerance
+            takes 6 at least, which fewer cannot judge), or `TuneOptions`. Trial runs follow these pictures and a few
+            more full ones; with them no picture takes more than about twice its usual time. It goes with the default
+            and the targets. Plans are kept on disk (`omnireuse cache list`). OMNIREUSE_TUNE=0 turns it off.
         audit: share of the pipeline's calls, in 0…1, that are made again in full after their pictures are done;
             `summary().audits` holds the error of each. It goes with the default, the targets and a profile.
         references: of editing models: True computes the references' tokens at the first computed call and at every

@@ -16,7 +16,7 @@ from omnireuse.hooks.inert import InertRuns
 from omnireuse.hooks.opening import Opened, Tunes, Untuned
 from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.events import Decision, Event
+from omnireuse.loop.events import Decision, observing
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
 from omnireuse.summary.counters import Counts
@@ -111,13 +111,11 @@ class Handle:
         return self._counts.decisions
 
     def subscribe(self, observer: Callable[[Decision], None]) -> Callable[[], None]:
-        """Call `observer` with every decision from now on. The returned function ends it."""
+        """Call `observer` with every decision from now on. The returned function ends it.
 
-        def hook(event: Event) -> None:
-            if isinstance(event, Decision):
-                observer(event)
-
-        extension = Observer(hook)
+        An error of the observer is logged once, and it goes on being called.
+        """
+        extension = Observer(observing(observer))
         self.attach(extension)
         return lambda: self.detach(extension)
 
@@ -150,6 +148,11 @@ class Handle:
             StateError: no run is in progress.
         """
         self._session.advance(latents)
+
+    def interrupt(self) -> None:
+        """End the trial runs that tuning makes after a picture, at their next step; the call returns its picture. They
+        go on after another one. Without any under way, none follow the pictures that are being made."""
+        self._tunes.interrupt()
 
     def disable(self) -> None:
         """End reuse: restore the pipeline exactly and drop all state. Idempotent."""

@@ -6,7 +6,7 @@ import functools
 import logging
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from omnireuse.errors import OmniReuseError, StateError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.agreement import Agreement
+from omnireuse.loop.conditions import Conditions
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.noise.parametrization import NoiseLevel
@@ -71,6 +72,7 @@ class RequestReuse(Stepper):
         computed, reused: steps so far.
         chunk: of a streaming request, whose chunks are denoised one after the other.
         first: the step that its generation began with.
+        conditions: of its run; what changed at a step is not forecast from what was before.
         failures: how often something of the request failed, and it went on without reuse.
         weights: of the model, a number that tells them from earlier ones; -1 before the first step.
     """
@@ -82,6 +84,7 @@ class RequestReuse(Stepper):
     reused: int = 0
     chunk: int = 0
     first: int = 0
+    conditions: Conditions = field(default_factory=Conditions)
     failures: int = 0
     weights: int = -1
 
@@ -91,7 +94,7 @@ class RequestReuse(Stepper):
         Args:
             scheduler: of the request, with its timesteps.
         """
-        self.first, self.generation = at, None
+        self.first, self.generation, self.conditions = at, None, Conditions()
         if self.plan.strategy is not None:
             if (caution := self.plan.strategy.policy.caution(total)) is not None:
                 warn_once(caution)

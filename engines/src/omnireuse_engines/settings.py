@@ -192,8 +192,8 @@ class ServerSettings:
         Args:
             command: what makes the plans, for their files.
         """
-        pictures = 0 if is_off_by_environment() else check_tune(self.tune)
-        return PlanRegistry(pictures=pictures, store=Store(), command=command) if pictures else None
+        options = None if is_off_by_environment() else check_tune(self.tune)
+        return None if options is None else PlanRegistry(pictures=options.pictures, store=Store(), command=command)
 
     def _check_tune(self) -> None:
         check_tune(self.tune)

@@ -42,6 +42,9 @@ __all__ = ["WaveLoop", "WaveTuner", "Waves"]
 
 logger = logging.getLogger("omnireuse")
 
+_INPUTS = (torch.Tensor, list, tuple)
+"""What a request's state keeps for the model: prompts, masks, references."""
+
 
 @dataclass(eq=False)
 class _Member:
@@ -158,7 +161,10 @@ class Waves:
             if is_anew or not request.is_at(state.chunk_index, state.step_index):
                 request.chunk = state.chunk_index
                 request.start(state.scheduler, state.total_steps, at=state.step_index)
-            entry.computes = request.computes(state.step_index, state.latents)
+            given = {**vars(state), **state.extra}
+            given = {name: each for name, each in given.items() if name != "latents" and isinstance(each, _INPUTS)}
+            changed_at = request.conditions.look("request", state.step_index, given)
+            entry.computes = request.computes(state.step_index, state.latents, kind=changed_at)
         except Exception as error:  # of this request alone
             request.give_up("the decision on a step", error)
         return entry

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from omnireuse.base.environment import switched_on
 from omnireuse.base.validation import field_error, is_number, kind_error
 
-__all__ = ["PICTURES", "TURN_OFF", "check_audit", "check_tune", "is_off_by_environment", "why_untuned"]
+__all__ = ["PICTURES", "TURN_OFF", "TuneOptions", "check_audit", "check_tune", "is_off_by_environment", "why_untuned"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -19,22 +20,49 @@ TURN_OFF = f"off: tune=False, {SWITCH}=0"
 """How a user turns tuning off."""
 
 
-def check_tune(tune: object) -> int:
-    """How many pictures `tune` lets be measured at most; 0 for none. None is left out, and measures.
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """How a pipeline is tuned, as ``enable(pipe, tune=TuneOptions(heartbeat=False))``.
+
+    Attributes:
+        pictures: how many are measured at most, ≥ 1.
+        heartbeat: whether the callback of a call is called while the trial runs after its picture go on, with the
+            arguments of the picture's last step. Its result is ignored, and an error or `_interrupt` ends them.
 
     Raises:
-        WrongTypeError: neither a bool nor a whole number.
+        WrongTypeError: a field is of the wrong kind.
+        ConfigError: a number below 1.
+    """
+
+    pictures: int = PICTURES
+    heartbeat: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pictures, int) or isinstance(self.pictures, bool):
+            raise kind_error("TuneOptions", "pictures", "be how many pictures are measured at most", self.pictures)
+        if self.pictures < 1:
+            raise field_error("TuneOptions", "pictures", "be at least 1", self.pictures, do="tune=False measures none")
+        if not isinstance(self.heartbeat, bool):
+            raise kind_error("TuneOptions", "heartbeat", "be True or False", self.heartbeat)
+
+
+def check_tune(tune: object) -> TuneOptions | None:
+    """How `tune` lets pictures be measured; None if it does not. None, left out, does.
+
+    Raises:
+        WrongTypeError: neither a bool nor a whole number nor options.
         ConfigError: a number below 1.
     """
     if tune is None or tune is True:
-        return PICTURES
-    if tune is False:
-        return 0
+        return TuneOptions()
+    if tune is False or isinstance(tune, TuneOptions):
+        return tune or None
     if not isinstance(tune, int):
-        raise kind_error("enable", "tune", "be True, False or how many pictures are measured at most", tune)
+        wanted = "be True, False, how many pictures are measured at most, or TuneOptions"
+        raise kind_error("enable", "tune", wanted, tune)
     if tune < 1:
         raise field_error("enable", "tune", "be at least 1 picture", tune, do="tune=False measures none")
-    return tune
+    return TuneOptions(pictures=tune)
 
 
 def check_audit(audit: object) -> None:

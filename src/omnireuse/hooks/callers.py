@@ -11,15 +11,16 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
 
 from omnireuse.hooks.interception import ClassInterception, intercept, intercept_class
+from omnireuse.loop.conditions import version
 
-__all__ = ["CALLERS", "CallerWatch", "callbacks_aside", "calling", "foreign_caller", "is_called_by"]
+__all__ = ["CALLERS", "CallerWatch", "callbacks_aside", "calling", "foreign_caller", "in_callback", "is_called_by"]
 
 _BASES = (
     ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline"),
@@ -40,6 +41,11 @@ def calling(who: Any) -> Iterator[None]:
         yield
     finally:
         CALLERS.reset(token)
+
+
+def in_callback() -> AbstractContextManager[None]:
+    """Within it, a callback runs: its calls of a pipeline's parts are its own."""
+    return calling(_CALLBACK)
 
 
 def is_called_by(pipeline: Any) -> bool:
@@ -75,7 +81,7 @@ class _Aside(NamedTuple):
 
 @contextmanager
 def callbacks_aside(
-    args: Sequence[Any], kwargs: Mapping[str, Any], after: Callable[[], None] | None = None
+    args: Sequence[Any], kwargs: Mapping[str, Any], after: Callable[[Sequence[str]], None] | None = None
 ) -> Iterator[_Aside]:
     """The arguments of a pipeline's call, whose callbacks are no part of it while they run.
 
@@ -83,17 +89,18 @@ def callbacks_aside(
     the end of the call, because pipelines ask for its type.
 
     Args:
-        after: called when a callback has run.
+        after: called when a callback has run, with the names of the tensors that it has replaced or written to.
     """
 
     def called(proceed: Callable[..., Any], *given: Any, **named: Any) -> Any:
+        before = _tensors_of(given)
         token = CALLERS.set((*CALLERS.get(), _CALLBACK))
         try:
             result = proceed(*given, **named)
         finally:
             CALLERS.reset(token)
         if after is not None:
-            after()
+            after(_changed(before, result))
         return result
 
     with ExitStack() as stack:
@@ -107,6 +114,24 @@ def callbacks_aside(
             return functools.update_wrapper(functools.partial(called, value), value)
 
         yield _Aside(tuple(map(aside, args)), {name: aside(value) for name, value in kwargs.items()})
+
+
+def _tensors_of(given: Sequence[Any]) -> dict[str, tuple[Any, int | None]]:
+    """The tensors in the dictionary that a callback is given, with their versions."""
+    named = {name: value for each in given if isinstance(each, Mapping) for name, value in each.items()}
+    return {name: (each, version(each)) for name, each in named.items()}
+
+
+def _changed(before: Mapping[str, tuple[Any, int | None]], result: Any) -> list[str]:
+    """The names of what a callback has written to, or returned in place of what it was given."""
+    changed = [name for name, (value, seen) in before.items() if version(value) != seen]
+    for name, value in result.items() if isinstance(result, Mapping) else ():
+        given, _ = before.get(name, (None, None))
+        is_same = value is given or (
+            isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor) and torch.equal(value, given)
+        )
+        changed += [] if is_same else [name]
+    return changed
 
 
 class CallerWatch:

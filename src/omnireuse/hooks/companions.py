@@ -10,7 +10,7 @@ ControlNet computes then.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,8 @@ class Companions:
         self.scales: tuple[tuple[str, Any], ...] = ()
         """The same, as pairs. If one changes, as at the end of ControlNet guidance, what the denoiser returns is of
         another kind."""
+        self._first: dict[Hashable, Mapping[str, Any]] = {}
+        """What they were given before the run began with a call of the denoiser."""
         self._calls = Counter[tuple[str, bool]]()
         """Calls of the run so far, by companion and whether it was made."""
 
@@ -89,6 +91,7 @@ class Companions:
         self._calls.clear()
         self._outputs.clear()
         self._scales.clear()
+        self._first.clear()
         self.scales = ()
         self._enter(None)
 
@@ -98,6 +101,12 @@ class Companions:
         found = {name: (calls[name, True], calls[name, True] + calls[name, False]) for name, _ in calls}
         self.begin()
         return found
+
+    @property
+    def made(self) -> set[int]:
+        """Identities of the tensors that they have made for this step, or that stand in for these."""
+        stand_ins = (leaf for skip in self._skipped for leaf in skip.stand_ins)
+        return {id(each) for each in (*self._held, *stand_ins)}
 
     def _enter(self, step: tuple[int, int] | None) -> None:
         if step is None or step != self._step:
@@ -111,7 +120,7 @@ class Companions:
         name: str,
         run: Run | None,
         is_reused: bool,
-        scale: Any,
+        given: Mapping[str, Any],
         proceed: Callable[..., Any],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
@@ -121,15 +130,22 @@ class Companions:
         Args:
             run: that it belongs to; None if its run has not begun.
             is_reused: whether a schedule reuses the present step in region "step".
-            scale: a number or a list of them, one for each of several ControlNets.
+            given: its arguments by name; `conditioning_scale` is a number or a list of them, one for each of several
+                ControlNets.
         """
         self.are_called = True
         self._enter(None if run is None else (id(run), run.step))
+        scale = given.get("conditioning_scale")
         scale = tuple(scale) if isinstance(scale, (list, tuple)) else scale
         self._scales[name] = scale if isinstance(scale, (int, float, tuple)) else None
         self.scales = tuple(self._scales.items())
         key = name, self._order[name]
         self._order[name] += 1
+        if run is None:
+            self._first[key] = given
+        else:
+            run.conditions.look(key, run.step, given)
+            is_reused = is_reused and run.conditions.latest != run.step
         known = self._outputs.get(key)
         if is_reused and known is not None and known.is_handed_on and known.scale == self._scales[name]:
             self._calls[name, False] += 1
@@ -144,13 +160,16 @@ class Companions:
         return result
 
     def denoise(
-        self, proceed: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, run: Run, proceed: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Callable[..., Any]:
         """The denoiser's call with the companions' values in it.
 
         Raises:
             StateError: when it is called and was not given the stand-ins as they were.
         """
+        for key, first in self._first.items():
+            run.conditions.look(key, run.step, first)
+        self._first.clear()
         if self._skipped:
 
             def computed(*given: Any, **named: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from omnireuse.errors import StateError
 from omnireuse.hooks.run import Layout, Run
 from omnireuse.loop.events import Decision
-from omnireuse.loop.generation import Generation
 from omnireuse.loop.strategy import Strategy
 from omnireuse.summary.counters import Counts
 
@@ -118,8 +117,12 @@ def _too_few_steps(total: int) -> Explanation:
     return Explanation("too few steps", f"a run of {steps} leaves none out with these settings", advice)
 
 
-def _of_change(explanation: Explanation, generation: Generation) -> Explanation:
+def _of_change(explanation: Explanation, run: Run) -> Explanation:
     """The same with what has changed."""
+    generation = run.generation
+    if run.conditions.changes:
+        names = ", ".join(run.conditions.changes)
+        return explanation._replace(text=f"the content of the denoiser's inputs changed at every step ({names})")
     # In region "step" the latents follow.
     found: list[Any] = [each[0] if type(each) is tuple else each for each in generation.change or ()]
     if len(found) != 2 or not all(isinstance(each, Layout) for each in found):
@@ -184,7 +187,7 @@ class InertRuns:
             return
         explanation = explain(generation.strategy, decisions) if decisions else _NO_SCHEDULER_STEP
         if explanation is not None and explanation.reason == "layout":
-            explanation = _of_change(explanation, generation)
+            explanation = _of_change(explanation, run)
         if explanation is None and decisions and generation.schedule is None:
             explanation = too_much(generation.strategy, decisions)
         if explanation is not None:

@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.callers import CALLERS, is_called_by
 from omnireuse.hooks.companions import Companions
-from omnireuse.hooks.denoisers import adapter_scales, model_name, parameters_of, unwrapped
+from omnireuse.hooks.denoisers import adapter_scales, adapters_of, model_name, parameters_of, unwrapped
 from omnireuse.hooks.interception import Handler
 from omnireuse.hooks.parts import Guided, Parts
 from omnireuse.hooks.regions.cuts import Cuts
@@ -169,8 +169,11 @@ class Live(ABC):
                 self._inert.no_step_ended(MOST_CALLS_A_STEP)
                 return proceed(*args, **kwargs)
             if loop.companions.are_called:
-                proceed = loop.companions.denoise(proceed, args, kwargs)
-            form = form_of(model, args, kwargs, index, loop.companions.scales)
+                proceed = loop.companions.denoise(run, proceed, args, kwargs)
+            given, options, layout = form_of(model, args, kwargs, index, loop.companions.scales)
+            if changed_at := self._changed_at(loop, run, model, index, branch, given):
+                layout = layout._replace(conditions=changed_at)
+            form = given, options, layout
             call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, *form)
             try:
                 if torch.is_grad_enabled():
@@ -231,6 +234,25 @@ class Live(ABC):
         if end_step(run, latents):
             self._end()
         return result
+
+    def _changed_at(
+        self, loop: Loop, run: Run, model: torch.nn.Module, index: int, branch: str, given: Mapping[str, Any]
+    ) -> int:
+        """The step of the latest change of what the run is computed from, as of this call."""
+        conditions, step = run.conditions, run.step
+        if run.calls == 1:
+            if run.is_touched or loop.call is None or not step:
+                for what, value in adapters_of(model).items():
+                    conditions.tell(step, what, value)
+            run.is_touched = False
+        others = loop.companions.made if loop.companions.are_called else ()
+        latest = conditions.look((index, branch), step, given, others)
+        if latest != run.changed_at:
+            run.changed_at = latest
+            names = ", ".join(name for name, steps in conditions.changes.items() if steps[-1] == latest)
+            logger.info("step %d is computed, and what was remembered is dropped: %s changed", latest, names)
+            self.emit(FellBack(f"computing after a change of {names}"))
+        return latest
 
     def emit(self, event: Any) -> None:
         """Hand an event to the hooks."""
@@ -360,6 +382,9 @@ class StepRegion(Region):
         stepper = self.stepper or call.run.generation
         if call.run.calls == 1:
             self._first_call, self._computes = call, self._ask(call)
+        elif self._first_call is not None and call.layout.conditions != self._first_call.layout.conditions:
+            # A condition of a later branch. The calls before have returned their last outputs; the next step asks anew.
+            self._computes = True
         key, own = (call.denoiser, call.branch, call.options), call.layout
         if self._layouts and key not in self._placeholders:
             self._layouts.setdefault(own, next(iter(self._layouts.values())))

@@ -48,6 +48,9 @@ class Tunes(Extension):
         """A profile with the plan in use; None before there is one."""
         return None
 
+    def interrupt(self) -> None:
+        """End the trial runs that are under way; most make none."""
+
 
 class Untuned(Tunes):
     """Nothing is tuned, for a reason in words."""

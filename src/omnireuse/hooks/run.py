@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from omnireuse.hooks.denoisers import parameters_of
 from omnireuse.loop.branch_state import refuse_gradients
+from omnireuse.loop.conditions import Conditions
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.stepper import Stepper
@@ -93,6 +94,9 @@ class Run:
         is_stepped: whether somebody ends its steps: the scheduler's `step`, or a user.
         given: arguments of the scheduler's step that is under way, by name.
         magnitudes: numbers of steps, and the largest magnitude of the latents after each, left on their device.
+        conditions: what its steps are computed from beside latents and time.
+        is_touched: whether a callback has run since the step before.
+        changed_at: the step of the latest change of conditions that the hooks know of.
         grids: how the tokens of the latents unfold, by the layout of the call: reading positions waits for the device.
     """
 
@@ -107,6 +111,7 @@ class Run:
         self.is_stepped = False
         self.magnitudes: list[tuple[int, torch.Tensor]] = []
         self.grids: dict[Hashable, tuple[int, ...] | None] = {}
+        self.conditions, self.is_touched, self.changed_at = Conditions(), False, 0
         self._first_sigma: float | None = None
 
     def is_over(self, ahead: int = 0) -> bool:
@@ -126,7 +131,7 @@ class Run:
         """True if a schedule says before any call that the present step is reused."""
         schedule = self.generation.schedule
         is_scheduled = schedule is not None and self.step not in schedule
-        return is_scheduled and self.is_stepped and self.kind == "reuse"
+        return is_scheduled and self.is_stepped and self.kind == "reuse" and self.conditions.latest != self.step
 
     @property
     def kept_bytes(self) -> int:
@@ -196,6 +201,7 @@ class Layout(NamedTuple):
         streams: the same of the tensors that enter the blocks.
         denoiser: its number.
         controls: scales of the ControlNets whose outputs the call may be given, by name.
+        conditions: the step at which one changed last.
     """
 
     arguments: tuple[tuple[str, tuple[int, ...], Any, Any], ...]
@@ -203,6 +209,7 @@ class Layout(NamedTuple):
     streams: tuple[tuple[tuple[int, ...], Any, Any], ...] = ()
     denoiser: int = 0
     controls: tuple[tuple[str, Any], ...] = ()
+    conditions: int = 0
 
     def changes_to(self, other: Layout) -> str:
         """What differs in `other`, in words."""
@@ -219,6 +226,8 @@ class Layout(NamedTuple):
             found.append("the scales of adapters")
         if self.controls != other.controls:
             found.append("the scales of ControlNets")
+        if self.conditions != other.conditions:
+            found.append("the content of conditions")
         if self.streams != other.streams and self.arguments == other.arguments:
             found.append("the shapes of what enters the blocks")
         return ", ".join(found) or "nothing"

@@ -10,7 +10,7 @@ import itertools
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -241,10 +241,13 @@ class Session(Live):
             self._inert.no_run(self._name, is_called=self.calls_outside != outside)
         return result
 
-    def _called_back(self) -> None:
-        """Handle the end of a callback, which may have replaced the scheduler."""
+    def _called_back(self, changed: Sequence[str]) -> None:
+        """Handle the end of a callback, which may have replaced the scheduler, or conditions of the next step."""
         if self._is_open:
             self._parts.refresh_others(self._pipeline())
+        if (run := self.loop.run) is not None:
+            run.is_touched = True
+            run.conditions.change(run.step, (name for name in changed if name != "latents"))
 
     # -- the calls of its parts
 
@@ -298,8 +301,8 @@ class Session(Live):
             loop = self.loop
             run = loop.run if loop.steps.scheduler is None else None
             reuses = run is not None and run.is_reused_by_schedule and type(run.region) is StepRegion
-            scale = {**dict(zip(names, args, strict=False)), **kwargs}.get("conditioning_scale")
-            return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), scale, proceed, args, kwargs)
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), given, proceed, args, kwargs)
 
         return called
 

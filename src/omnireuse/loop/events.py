@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -11,7 +12,21 @@ from omnireuse.policies.base import StepView
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Audit", "Choice", "Decision", "Event", "FellBack", "Hook", "Hooks", "RequestBegan", "RunEnded", "Unlike"]
+__all__ = [
+    "Audit",
+    "Choice",
+    "Decision",
+    "Event",
+    "FellBack",
+    "Hook",
+    "Hooks",
+    "RequestBegan",
+    "RunEnded",
+    "Unlike",
+    "observing",
+]
+
+logger = logging.getLogger("omnireuse")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,3 +174,22 @@ class Hooks:
 
     def __init__(self, *hooks: Callable[..., object]) -> None:
         self.all: tuple[Callable[..., object], ...] = hooks
+
+
+def observing(observer: Callable[[Decision], object]) -> Hook:
+    """A hook that hands decisions to an observer. What the observer raises is logged once, and hinders nobody."""
+    has_failed = False
+
+    def hook(event: Event) -> None:
+        nonlocal has_failed
+        if not isinstance(event, Decision):
+            return
+        try:
+            observer(event)
+        except Exception:
+            if not has_failed:
+                name = getattr(observer, "__qualname__", None) or type(observer).__name__
+                logger.warning("the observer %s has raised; it goes on being called", name, exc_info=True)
+            has_failed = True
+
+    return hook

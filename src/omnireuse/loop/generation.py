@@ -23,7 +23,7 @@ from omnireuse.errors import StateError
 from omnireuse.forecasters.base import held_bytes
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.branch_state import BranchState
-from omnireuse.loop.events import Choice, Decision, Hooks
+from omnireuse.loop.events import Choice, Decision, Hooks, observing
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, Parametrization
@@ -87,7 +87,7 @@ class Generation(Stepper):
                 raise field_error("Generation", "at", must, f"{at!r:.60}", do="give the levels of all steps, or total=")
             levels, steps = levels[at:], steps - at
         self.strategy, self.agreement = strategy, agreement or Agreement()
-        self.number, self.hooks = number, Hooks() if emit is None else Hooks(emit)
+        self.number, self.hooks = number, Hooks() if emit is None else Hooks(observing(emit))
         self.total = steps
         """Number of steps; None if it is not known."""
         self.levels = tuple(levels)

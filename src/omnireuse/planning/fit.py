@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import torch
 
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.forecasters import combine
 
-__all__ = ["LedRun", "WeightFit"]
+__all__ = ["FitState", "LedRun", "WeightFit"]
 
 KEPT = 4
 """Computed outputs that a weighted sum takes, and that a run therefore keeps."""
@@ -21,6 +22,11 @@ PRIOR = 0.2
 that error keeps the newest output. With one to three pictures the tail gains most (``python -m bench tune``)."""
 DIGITS = 6
 """Of a weight, so that what is written down is what was judged."""
+
+
+FitState: TypeAlias = tuple[tuple[tuple[tuple[int, tuple[float, ...]], ...], ...], int]
+"""Of a `WeightFit`, in numbers: for each step, and each sample that it was fitted on, how many outputs are in the sum,
+and the sums in order; and the number of branches."""
 
 
 class WeightFit:
@@ -55,6 +61,17 @@ class WeightFit:
     def weights(self) -> tuple[tuple[tuple[float, ...], ...], ...]:
         """For each branch and each step so far, the newest output first; empty if the computed output is used."""
         return tuple(tuple(sets[branch] if sets else () for sets in self._weights) for branch in range(self._branches))
+
+    @property
+    def state(self) -> FitState:
+        """What the weights follow from. Setting it goes on with an earlier fit of the same steps."""
+        return tuple(tuple((len(each[1]), _numbers(each)) for each in sums) for sums in self._sums), self._branches
+
+    @state.setter
+    def state(self, state: FitState) -> None:
+        sums, self._branches = state
+        self._sums = [[_sums_of(*each) for each in step] for step in sums]
+        self._weights = [_solve(each, self._branches) if each else () for each in self._sums]
 
     @property
     def first_gap(self) -> int:
@@ -137,6 +154,15 @@ def _sums(by_branch: Sequence[Sequence[torch.Tensor]], target: torch.Tensor) -> 
     values = torch.stack(basis, dim=1)
     products, towards = values @ values.transpose(1, 2), (values @ left[:, :, None])[..., 0]
     return list(zip(products, towards, left.square().sum(1), strict=True))
+
+
+def _numbers(sums: _Sums) -> tuple[float, ...]:
+    return tuple(torch.cat([each.flatten() for each in sums]).tolist())
+
+
+def _sums_of(size: int, numbers: Sequence[float]) -> _Sums:
+    products, towards, target = torch.tensor(numbers, dtype=torch.float64).split([size * size, size, 1])
+    return products.view(size, size), towards, target[0]
 
 
 def _solve(sums: Sequence[_Sums], branches: int) -> tuple[tuple[float, ...], ...]:

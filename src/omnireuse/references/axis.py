@@ -139,6 +139,8 @@ class _LeanRegion(Region):
         arguments = {**dict(zip(parameters_of(type(call.module).forward), args, strict=False)), **kwargs}
         key, generation, model = (call.denoiser, call.branch), call.run.generation, declared.definer(call.module)
         kept = self._kept.get(key)
+        if kept is not None and kept.changed_at != call.layout.conditions:
+            kept = None
         is_due = kept is None or plan.is_full(generation.index, generation.total, kept.lean_calls)
         if kept is not None and not is_due and kept.serves(call.module, arguments):
             lean = LeanPass(kept.split, kept.keys, kept.values)
@@ -173,7 +175,7 @@ class _LeanRegion(Region):
             if full.why_not:
                 self._turn_off(call, full.why_not)
             else:
-                self._kept[key] = Kept(split, call.module, arguments, full.keys, full.values)
+                self._kept[key] = Kept(split, call.module, arguments, full.keys, full.values, call.layout.conditions)
         self._axis.count("full", call.run, sum(each.nbytes for each in self._kept.values()))
         # The target's rows are all that pipelines use.
         return pytree.tree_map_only(

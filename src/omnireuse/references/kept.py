@@ -24,6 +24,7 @@ class Kept:
         arguments: of the call, by name, with tensors and plain values alone. All but the timestep and the target's rows
             must have the same content at the calls that use what is kept.
         keys, values: of each attention.
+        changed_at: the step at which a condition of the run changed last.
 
     Attributes:
         lean_calls: that have used it.
@@ -36,8 +37,9 @@ class Kept:
         arguments: Mapping[str, Any],
         keys: Sequence[torch.Tensor],
         values: Sequence[torch.Tensor],
+        changed_at: int = 0,
     ) -> None:
-        self.split, self.keys, self.values = split, tuple(keys), tuple(values)
+        self.split, self.keys, self.values, self.changed_at = split, tuple(keys), tuple(values), changed_at
         self.lean_calls = 0
         leaves, self._form = _conditions(split, module, arguments)
         self._leaves = [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]

@@ -24,7 +24,7 @@ _REASONS = {  # "together", of branches that follow the first one's decision, is
     "policy": "as the policy chose",
     "first": "at the first step",
     "last": "at the last step",
-    "layout": "when the shape of the latents or the scale of an adapter changed",
+    "layout": "when a prompt, another input or its shape, or an adapter changed",
     "paused": "when a branch came back that an earlier step had left out",
     "unprimed": "before there was enough to forecast from",
     "nonfinite": "when the measured change was not finite",

@@ -7,10 +7,12 @@ from typing import Literal
 
 from omnireuse.base.validation import counted
 
-__all__ = ["BEGINS", "Tuning"]
+__all__ = ["BEGINS", "GOES_ON", "Tuning"]
 
 BEGINS = "the first pictures are measured"
 """Why a configuration is measured."""
+GOES_ON = "trial runs go on after the next picture"
+"""Why it is still measured, once its pictures are."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,21 +48,18 @@ class Tuning:
     def __str__(self) -> str:
         serves = "every step is computed" if self.computes_all else "the untuned default is used"
         if self.state == "measuring":
-            is_next = self.pictures >= self.wanted
-            begins = "next" if is_next else _ordinal(self.wanted + 1)
-            computed = f"{self.pictures} of {counted(self.wanted, 'picture')} computed in full"
-            if is_next and self.reason != BEGINS:
-                return f"measuring: {computed}; {serves} until plans are tried: {self.reason}"
-            unsure = "" if self.is_sure else " if a plan is close enough"
-            return f"measuring: {computed}; reuse begins with the {begins}{unsure}{self.near and f' ({self.near})'}"
+            begins = (
+                "once trial runs have chosen a plan"
+                if self.is_sure
+                else "if trial runs find a plan that is close enough"
+            )
+            text = f"{self.pictures} of {counted(self.wanted, 'picture')} measured"
+            why = "" if self.reason == BEGINS else f" ({self.reason})"
+            near = self.near and f" ({self.near})"
+            return f"measuring: {text}{why}; reuse begins {begins}{near}"
         if self.state == "off":
             return f"tuning is off{', and every step is computed' if self.computes_all else ''}: {self.reason}"
         if self.state == "failed":
             return f"not tuned, {serves}: {self.reason}"
         kept = f"; kept in {self.path}" if self.path is not None else "; kept in memory only"
         return f"tuned: {self.reason}{kept}"
-
-
-def _ordinal(number: int) -> str:
-    endings = {1: "st", 2: "nd", 3: "rd"}
-    return f"{number}{'th' if number % 100 in (11, 12, 13) else endings.get(number % 10, 'th')}"

@@ -174,7 +174,7 @@ class Ledger:
     def __init__(self) -> None:
         self._pictures, self._plain, self._spent = 0, work_of(0, 0), work_of(0, 0)
         self._lock = threading.Lock()
-        self.pace = 1.0
+        self.calls_a_step = 1.0
         """Calls of the denoiser in each step of the latest picture."""
 
     def made(self, plain: Work, share: float) -> None:

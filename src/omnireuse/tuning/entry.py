@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
+import torch
 
 from omnireuse.base.validation import counted
 from omnireuse.errors import NotTunableError, OmniReuseError, StateError, UnsupportedModelError
@@ -19,16 +21,17 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.path import OutputProducts
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import Profile
-from omnireuse.summary.tuning import BEGINS, Tuning
+from omnireuse.summary.tuning import BEGINS, GOES_ON, Tuning
 from omnireuse.tuning.budget import Budget, Ledger, Work, work_of
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.fewest import trying
+from omnireuse.tuning.fewest import search_for
 from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.lean import REFERENCES, LeanTrials
+from omnireuse.tuning.lean import REFERENCES, LeanSearch
 from omnireuse.tuning.own_work import OwnWork
+from omnireuse.tuning.pulse import StoppedError
 from omnireuse.tuning.recording import Recording
-from omnireuse.tuning.store import Store
-from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Shadows, Trying, finished
+from omnireuse.tuning.store import Measured, Store, Tried
+from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Search, Shadows, finished
 
 __all__ = ["MOST_FAILURES", "Entry", "Shared"]
 
@@ -40,8 +43,9 @@ MOST_MEASURED = 4
 """Configurations whose pictures are kept at a time."""
 MOST_KEPT = 3
 """Calls whose outputs' inner products are kept for plans of later processes."""
-SLOW = 120.0
-"""Seconds of a measured picture, from which on shadows are made one at a time, each after another picture."""
+PATIENCE = 0.9
+"""Time that trial runs after a picture may take, as a share of the usual time of a picture: with them no picture takes
+more than twice as long."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,7 +59,7 @@ class Shared:
         agreement: of ranks that share a forward pass: they make the same shadows and follow the first one's plan, which
             alone reads and writes files. Alone by default.
         ledger: of the work of all pictures.
-        measures_all: measure as many pictures as are wanted, whatever is known and whatever it costs.
+        measures_all: measure as many pictures as are wanted, whatever is known and however long it takes.
         entries: by the digest of their configuration, and their number of computed steps.
         lock: guards the entries.
         own_work: in which no error ends a picture.
@@ -76,21 +80,23 @@ class Shared:
 class Entry:
     """One configuration with one number of computed steps.
 
-    `start` and `learn` measure a picture; `go_on` makes the shadows that are due after it. Once all pictures are
-    measured and all plans tried, one is chosen and kept, and the state is "ready". `failed` and `begin_anew` go back
-    to the first picture; `end` measures no more.
+    `start` begins a picture that is computed in full, and `learn` keeps it if it `is_due` to be measured; `go_on` makes
+    trial runs after it, for about as long as the picture took. Once all is tried, a plan is chosen and kept, and the
+    state is "ready". A picture or a trial run that fails costs itself alone (`failed`, `skip`); `end` measures no more.
 
     Attributes:
-        pace: calls of the denoiser in each step.
+        calls_a_step: of the denoiser.
         strategy: of the plan; None if the untuned default serves.
         full_every: as `Plan.full_every`.
         earlier: what is known of calls that cannot be made again: of earlier processes, of other numbers of computed
             steps, or set aside.
         budgets: numbers of computed steps that the configuration was asked for.
-        calls: measured here, from which shadows are made.
-        spent: work of the shadows since measuring began.
+        tried: the trial runs of earlier processes, by the number of computed steps.
+        calls: measured here, which trial runs follow.
         last: number of the latest picture.
-        begun, seconds: when the measured picture has begun, and how long the latest one took.
+        begun, ended: when the latest full picture has begun, and when it was made; None if trial runs have followed it.
+        usual: seconds that the fastest one took.
+        pace: of the slowest trial run, as a share of the time that its work takes in a picture.
         lock: held while this process measures the configuration.
         is_busy: whether a picture is measured or shadows are made now; hosts set it back.
     """
@@ -99,21 +105,24 @@ class Entry:
     configuration: Configuration
     budget: Budget
     tuning: Tuning
-    pace: float = 1.0
+    calls_a_step: float = 1.0
     strategy: Strategy | None = None
     full_every: int | None = None
     profile: Profile | None = None
     earlier: list[OutputProducts] = field(default_factory=list)
     budgets: frozenset[int] = frozenset()
+    tried: dict[int, Tried] = field(default_factory=dict)
     calls: list[MeasuredCall] = field(default_factory=list)
-    trials: Trying | None = None
-    spent: Work = field(default_factory=lambda: work_of(0, 0))
+    search: Search | None = None
     failures: int = 0
     last: int = 0
     begun: float = 0.0
-    seconds: float = 0.0
+    ended: float | None = None
+    usual: float = math.inf
+    pace: float = 1.0
     lock: Any = None
     is_busy: bool = False
+    _to_follow: int = 0
 
     @property
     def products(self) -> list[OutputProducts]:
@@ -123,12 +132,12 @@ class Entry:
     @property
     def runs(self) -> float:
         """Work of full runs and shadows, in full runs of one call."""
-        return len(self.calls) + (0.0 if self.trials is None else self.trials.runs)
+        return len(self.calls) + (0.0 if self.search is None else self.search.runs)
 
     @property
     def work(self) -> Work:
         """Work of a picture with every step computed."""
-        return work_of(self.pace * len(self.budget.noises), self.budget.elements)
+        return work_of(self.calls_a_step * len(self.budget.noises), self.budget.elements)
 
     @property
     def share(self) -> float:
@@ -140,11 +149,16 @@ class Entry:
     def is_whole(self) -> bool:
         """Whether all pictures are measured, and nothing is decided. Pictures of one call do not judge each other."""
         is_judged = not self.budget.aim or len(self.calls) > 1
-        return self.tuning.state == "measuring" and self.tuning.pictures >= self.tuning.wanted and is_judged
+        is_enough = self.tuning.pictures >= self.tuning.wanted and is_judged and bool(self.calls)
+        return self.tuning.state == "measuring" and is_enough and not self._needs_another
+
+    @property
+    def _needs_another(self) -> bool:
+        return self.search is not None and self.search.needs_another(self.calls)
 
     @property
     def is_idle(self) -> bool:
-        """Whether only shadows are missing, and nobody is working on it."""
+        """Whether only trial runs are missing, and nobody is working on it."""
         return self.is_whole and not self.is_busy
 
     @property
@@ -153,10 +167,12 @@ class Entry:
         return self.tuning.state == "measuring" and not (self.is_busy or self.is_whole)
 
     @property
-    def may_measure(self) -> bool:
-        """Whether the ledger allows the next picture in full, with the shadows that are due after it."""
-        tried = 0 if self.trials is None else self.trials.tried
-        return self._allows((len(self.calls) + 1 - tried if self.products else 0) * MOST_WORK, full=1)
+    def may_compute_all(self) -> bool:
+        """Whether the ledger allows the next picture in full, with the trial runs that follow it."""
+        left = 0.0
+        if self.products:
+            left = MOST_WORK if self.search is None or not self.calls else self.search.left(self.calls)
+        return self._allows(min(left, MOST_WORK), full=1)
 
     def _allows(self, runs: float, full: int = 0) -> bool:
         if self.shared.measures_all:
@@ -172,11 +188,11 @@ class Entry:
             calls: of the denoiser, made or reused; one for each step at least.
         """
         with self._harmless(), self.shared.lock:
-            self.pace = self.shared.ledger.pace = max(calls / len(self.budget.noises), 1.0)
+            self.calls_a_step = self.shared.ledger.calls_a_step = max(calls / len(self.budget.noises), 1.0)
             self.shared.ledger.made(self.work, 1.0 if is_full else self.share)
 
     def start(self) -> None:
-        """Begin to measure a picture, until the host says that the entry is no longer busy."""
+        """Begin a picture that is computed in full, until the host says that the entry is no longer busy."""
         self.is_busy, self.begun = True, time.monotonic()
         if self.calls or self.failures:
             return
@@ -185,11 +201,18 @@ class Entry:
             "tuning %s for runs of %d steps: the %s, then %s",
             "goes on" if self.earlier else "begins",
             len(self.budget.noises),
-            "next picture is computed in full" if missing == 1 else f"next {missing} pictures are computed in full",
+            "next picture is computed in full"
+            if missing == 1
+            else f"next {missing} pictures or more are computed in full",
             self.budget.words,
         )
         if self.tuning.near:
             logger.info("%s", self.tuning.near)
+
+    def finish(self) -> None:
+        """Note that a picture that was computed in full is made."""
+        self.ended = now = time.monotonic()
+        self.usual = min(self.usual, now - self.begun)
 
     def learn(self, recording: Recording, replay: Any) -> bool:
         """Note a measured call, or why that failed. The calls of few configurations are kept with this one.
@@ -199,56 +222,67 @@ class Entry:
             replay: from which the host makes the call again.
 
         Returns:
-            Whether shadows are made beside it. The first call of all takes its usual time.
+            Whether trial runs follow it. The first call takes its usual time, unless it shows all that is wanted.
         """
         shared = self.shared
+        self.finish()
         failure = shared.own_work.error_of(lambda: self._keep(MeasuredCall(replay=replay, full=FullRun.of(recording))))
         if (failure := shared.agreement.of_any(failure)) is not None:
             self.failed(failure)
             return False
-        return self.tuning.state == "measuring" and len(self.products) > 1
+        return self.tuning.state == "measuring" and (len(self.products) > 1 or self.is_whole)
 
     def _keep(self, call: MeasuredCall) -> None:
         shared = self.shared
         with shared.lock:
             if self.tuning.state != "measuring":  # it was ended meanwhile
                 return
-            self.seconds = time.monotonic() - self.begun
             self.calls.append(call)
-            if shared.agreement.is_first:
-                shared.store.keep_measured(self.configuration, self.products[-MOST_KEPT:], self.budgets)
-            self.note()
+            self._save()
+            self.note(BEGINS)
             entries = shared.entries.values()
             others = sorted((each for each in entries if each.calls and not each.is_busy), key=lambda each: each.last)
             for each in others[: max(len(others) + 1 - MOST_MEASURED, 0)]:
                 each._set_aside()
 
+    def _save(self) -> None:
+        """Keep for later processes what was measured and tried."""
+        if self.search is not None and (kept := self.search.kept):
+            wanted = Tried(pictures=self._to_follow, runs=round(self.search.runs, 4), candidates=kept)
+            self.tried[len(self.budget.steps)] = wanted
+        if self.shared.agreement.is_first:
+            measured = Measured(calls=self.products[-MOST_KEPT:], budgets=self.budgets, tried=self.tried)
+            self.shared.store.keep_measured(self.configuration, measured)
+
     def _set_aside(self) -> None:
         """Drop the calls. What they have shown stays, and one more picture makes shadows possible again."""
         self.earlier = self.products[-MOST_KEPT:]
-        is_even = self.trials is not None and self.trials.let_go(len(self.calls))
-        self.calls, self.trials = [], self.trials if is_even else None
+        if self.search is not None and not self.search.let_go(len(self.calls)):
+            self.search = None
+        self.calls = []
         logger.info("pictures of a configuration are set aside: %d others are measured", MOST_MEASURED)
         self.note()
 
     def go_on(self, shadows: Shadows) -> None:
-        """Make the shadows that are due and that the ledger allows; once all pictures are measured, decide. After an
-        interrupt measuring begins anew."""
-        try:
-            finished(self.going_on(shadows))
-        except BaseException as error:
-            self.begin_anew(f"the trial runs were interrupted ({type(error).__name__})")
-            raise
+        """Make trial runs that are due and that the ledger allows, for about as long as the picture took; once all is
+        tried, decide. What is not finished goes on after the next picture of the configuration."""
+        finished(self.going_on(shadows, is_patient=False))
 
-    def going_on(self, shadows: Shadows) -> Pausing[None]:
-        """The work of `go_on` in parts, between which the host may pause."""
+    def going_on(self, shadows: Shadows, *, is_patient: bool = True) -> Pausing[None]:
+        """The work of `go_on` in parts, between which the host may pause.
+
+        Args:
+            is_patient: whether nobody waits for it, so that it may take as long as it takes.
+        """
         agreement = self.shared.agreement
-        waits, failure = yield from self._tried(shadows)
+        waits, failure = yield from self._tried(shadows, is_patient or self.shared.measures_all)
         if (failure := agreement.of_any(failure)) is not None:
             self.failed(failure)
             return
         self.failures = 0
         if waits or not self.is_whole:
+            with self._harmless():
+                self._save()
             self.note(waits or BEGINS)
             return
         try:
@@ -262,11 +296,14 @@ class Entry:
             self.drop()
             self.release()
 
-    def _tried(self, shadows: Shadows) -> Pausing[tuple[str, OmniReuseError | None]]:
-        """Make the shadows that are due; return why others wait, and the error of a shadow, which ends no picture."""
+    def _tried(self, shadows: Shadows, is_patient: bool) -> Pausing[tuple[str, OmniReuseError | None]]:
+        """Make trial runs; return why others wait, and the error of one, which ends no picture."""
         try:
             with self.shared.own_work():
-                return (yield from self._trying(shadows)), None
+                return (yield from self._trying(shadows, is_patient)), None
+        except StoppedError as stopped:
+            logger.info("trial runs have ended, and go on after another picture: %s", stopped)
+            return GOES_ON, None
         except OmniReuseError as error:
             return "", error
 
@@ -282,39 +319,55 @@ class Entry:
                 raise
             self.failed(error)
 
-    def _trying(self, shadows: Shadows) -> Pausing[str]:
-        """Make the shadows that are due; return why others wait, empty if none do."""
-        is_slow = self.shared.agreement.of_first(lambda: self.seconds > SLOW and not self.shared.measures_all)
-        if self.trials is None:
-            self.trials = trying(self.budget, self.calls, self.earlier)
+    def _trying(self, shadows: Shadows, is_patient: bool) -> Pausing[str]:
+        """Make trial runs; return why others wait, empty if none do."""
+        if self.search is None:
+            kept = self.tried.get(len(self.budget.steps))
+            candidates = () if kept is None else kept.candidates
+            self._to_follow = self._missing if kept is None else kept.pictures
+            self.search = search_for(self.budget, self.calls, self.earlier, self._to_follow, candidates)
             if REFERENCES in self.configuration.call and not self.budget.aim:
-                self.trials = LeanTrials(self.trials, self.budget)
-        trials = self.trials
-        while (due := trials.due(self.calls, is_whole=self.is_whole)) is not None:
+                self.search = LeanSearch(self.search, self.budget)
+            self.search.runs = 0.0 if kept is None else kept.runs
+        since, self.ended = self.ended or time.monotonic(), None
+        search, is_first = self.search, True
+        while (due := search.due(self.calls, is_whole=self.is_whole)) is not None:
             if not self._allows(due.cost):
                 return self.budget.waits
-            shadows.announce(f"omnireuse tries {due.words}, for the pictures after this one")
-            before = trials.runs
+            if not (is_patient or is_first or self._has_time(since, due.cost)):
+                return GOES_ON
+            before, begun = search.runs, time.monotonic()
             yield from due.make(shadows)
-            self._spend((trials.runs - before) * self.work)
-            if is_slow and due.cost and trials.due(self.calls, is_whole=self.is_whole) is not None:
-                return "a run takes long, so plans are tried one after each picture"
+            self._spend((search.runs - before) * self.work)
+            if due.cost:
+                is_first = False
+                taken = (time.monotonic() - begun) / (due.cost * max(self.usual, 1e-9))
+                self.pace = max(self.pace, taken) if math.isfinite(taken) else self.pace
         return ""
+
+    @property
+    def _missing(self) -> int:
+        """Pictures that trial runs are still to follow: those of earlier processes cannot be made again."""
+        return max(self.tuning.wanted - sum(len(each.products) for each in self.earlier), 1)
+
+    def _has_time(self, since: float, cost: float) -> bool:
+        """Whether a trial run of this work leaves the picture within twice its usual time, as it seems."""
+        expected = time.monotonic() - since + self.pace * cost * self.usual
+        return self.shared.agreement.of_first(lambda: expected <= PATIENCE * self.usual)
 
     def _spend(self, work: Work) -> None:
         if not self.shared.measures_all:
-            self.spent = self.spent + work
             self.shared.ledger.spend(work)
 
     def _decided(self) -> tuple[Profile, Plan, str | None]:
         """Decide, and keep the plan: the profile with it, the plan, and the file."""
-        trials, store = self.trials, self.shared.store
+        search, store = self.search, self.shared.store
         known = store.load(self.configuration.digest)
-        assert trials is not None, "they were made"
+        assert search is not None, "it was made"
         if known is not None and (theirs := self.budget.plan_of(known.plans)) is not None:
             # Another replica was first: one plan for all.
             return known, theirs, str(store.file(self.configuration.digest))
-        plan = trials.decided(self.budget.untuned_steps)
+        plan = search.decided(self.budget.untuned_steps)
         assert plan.evidence is not None, "it was tried"
         plan = msgspec.structs.replace(plan, evidence=msgspec.structs.replace(plan.evidence, runs=round(self.runs, 2)))
         profile = self.configuration.profile(
@@ -344,32 +397,27 @@ class Entry:
         )
 
     def failed(self, error: OmniReuseError, what: str = "") -> None:
-        """Drop what was measured, and begin anew unless that is known to be in vain. `what` begins the reason."""
+        """Note that a picture was not measured, or trial runs were not made; end if that is known to be in vain, or
+        after several failures in a row. `what` begins the reason."""
         with self.shared.lock:
             self.failures += 1
             if isinstance(error, (NotTunableError, UnsupportedModelError)) or self.failures >= MOST_FAILURES:
                 self.end("failed", f"{what}{error}")
-                return
-            self.begin_anew(f"{what}{error}")
+            else:
+                self.skip(f"{what}{error}")
 
     def broken_off(self, error: BaseException) -> None:
-        """Handle the error of a picture that was being measured. An interrupt says nothing about the pipeline."""
-        if isinstance(error, Exception):
-            self.failed(StateError(f"a picture has failed ({type(error).__name__})"))
+        """Handle the error of a picture that was being measured. Only one of memory may be tuning's."""
+        why = f"a picture has failed ({type(error).__name__})"
+        if isinstance(error, (MemoryError, torch.cuda.OutOfMemoryError)):
+            self.failed(StateError(why))
         else:
-            self.begin_anew("it was interrupted")
+            self.skip(why)
 
-    def begin_anew(self, why: str) -> None:
-        """Drop what was measured; the next picture is measured anew. Its trial runs do not count as a failure."""
-        with self.shared.lock:
-            self.drop()
-            self.earlier = []
-            self.shared.ledger.spend(-self.spent)
-            self.spent = work_of(0, 0)
-            if self.shared.agreement.is_first:
-                self.shared.store.forget_measured(self.configuration.digest)
-            logger.info("measuring begins anew with the next picture: %s", why)
-            self.note()
+    def skip(self, why: str) -> None:
+        """Go on without a picture that was not measured; those before it stay measured."""
+        logger.info("%s; the next picture is measured", why)
+        self.note(why)
 
     def end(self, state: Literal["off", "failed"], why: str) -> None:
         """Stop measuring, and drop what was measured; the untuned default is used."""
@@ -381,7 +429,7 @@ class Entry:
 
     def note(self, reason: str | None = None) -> None:
         """Say in `tuning` how much is measured, and why it goes on."""
-        # Shadows need a call of this process: one picture at least is still to be measured, and what is asked of
+        # Trial runs need a call of this process: one picture at least is still to be measured, and what is asked of
         # pictures is judged by all of them.
         most = 0 if self.budget.aim else self.shared.pictures - 1
         pictures = min(sum(len(each.products) for each in self.earlier), most)
@@ -391,7 +439,7 @@ class Entry:
 
     def drop(self) -> None:
         """Drop the values that were measured."""
-        self.calls, self.trials = [], None
+        self.calls, self.search = [], None
 
     def release(self) -> None:
         """Let other processes measure."""

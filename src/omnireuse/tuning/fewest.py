@@ -16,9 +16,19 @@ from omnireuse.profiles.coverage import bound_of_few
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import JUDGED, Budget
 from omnireuse.tuning.full_run import relative_errors
-from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadows, Trial, Trials, Try, Trying, whole
+from omnireuse.tuning.trials import (
+    Candidate,
+    Followed,
+    GivenSteps,
+    MeasuredCall,
+    Pausing,
+    Search,
+    Shadows,
+    TrialRun,
+    whole,
+)
 
-__all__ = ["FewestSteps", "bounds", "count_for", "trying"]
+__all__ = ["FewestSteps", "bounds", "count_for", "search_for"]
 
 GROWTHS = {"tolerance": 0.0, "quality": 2.0}
 """What plans assume of errors on their way (`Planner`): a tolerance is of the final latents, a quality of pictures."""
@@ -37,7 +47,7 @@ SLOPE, TAIL_SLOPE = 24.0, 12.0
 that is expected of the worst pictures, after a miss."""
 
 
-class FewestSteps(Trying):
+class FewestSteps(Search):
     """The plans that are tried for one tolerance or quality. Each has fewer computed steps than the untuned rule.
 
     A plan keeps it if `bound_of_few` does, of what the plan leaves in pictures that nothing was fitted to: of the
@@ -60,34 +70,32 @@ class FewestSteps(Trying):
         self._growth, self._share, self._further = GROWTHS[name], FIRST[name], FURTHER[name]
         self._computed = float(self._total)
         """Computed steps without a plan."""
-        self._tried: dict[int, Trial] = {}
-        self._trial: Trial | None = None
-        """The one that is being tried."""
-        self._looked = 0
-        """Calls that were known when the next one was looked for."""
+        self._tried: dict[int, Candidate] = {}
+        self._trying: Candidate | None = None
 
-    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
+    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> TrialRun | None:
         """First, how many steps are computed without a plan. The first plan follows the pictures as they come, unless
-        it misses in those that it was fitted to; once all are measured, others do. All shadows take no more work than
-        the full runs."""
+        it misses in those that it was fitted to; once all are measured, others do. All trial runs take no more work
+        than the full runs."""
         if self._rule is not None and not self._untuned:
-            return Try("the untuned default", 1.0, partial(self._follow_rule, calls[0]))
+            return TrialRun(1.0, partial(self._follow_rule, calls[0]))
         if self._quality is not None and len(self._pictures) < len(calls):
-            return Try("no plan", 0.0, partial(self._look, calls))
-        is_missed = self._trial is not None and self._misses_fitted(self._trial)
-        if self._trial is None or self._trial.calls == len(calls) or is_missed:
+            return TrialRun(0.0, partial(self._look, calls))
+        candidate = self._trying
+        is_missed = candidate is not None and self._misses_fitted(candidate)
+        if candidate is None or candidate.calls == len(calls) or is_missed:
             is_planned = sum(call.full.pictures for call in calls) >= FITTED_TO
-            if not is_whole and not (is_missed or (self._trial is None and is_planned)):
+            if not is_whole and not (is_missed or (candidate is None and is_planned)):
                 return None
-            if self._trial is not None:
-                self._tried[len(self._trial.steps)] = self._trial
-            self._trial, self._looked = self._next(calls), len(calls)
-        if self._trial is None:
+            if candidate is not None:
+                self._tried[len(candidate.steps)] = candidate
+            candidate = self._trying = self._next(calls)
+        if candidate is None:
             return None
-        words = f"a plan of {len(self._trial.steps)} computed steps"
-        return Try(words, self._trial.cost(calls[self._trial.calls :][:1]), partial(self._try, self._trial, calls))
+        cost = candidate.cost(calls[candidate.calls :][:1])
+        return TrialRun(cost, partial(self._try, candidate, calls, candidate.calls))
 
-    def _next(self, calls: Sequence[MeasuredCall]) -> Trial | None:
+    def _next(self, calls: Sequence[MeasuredCall]) -> Candidate | None:
         """The plan to try next; None if the search has ended, or would take too much work."""
         fewest, most = max(-(-self._total // LARGEST_SPEEDUP), 2), math.ceil(self._computed) - 1
         wanted = count_for(self._excesses(), self._further) if self._tried else math.ceil(self._share * self._computed)
@@ -96,9 +104,11 @@ class FewestSteps(Trying):
             return None
         steps = self._planned(_fitted_to(calls), count, self._growth)
         fits = all(call.full.unfit is None for call in calls)
-        trial = Trial.of_fit(steps, self._total, FITTED_TO) if fits else Trial(steps=steps, total=self._total)
+        candidate = (
+            Candidate.of_fit(steps, self._total, FITTED_TO) if fits else Candidate(steps=steps, total=self._total)
+        )
         runs = max(len(calls), -(-JUDGED // calls[0].full.pictures), 2)
-        return None if self.runs + runs * trial.cost(calls) > runs else trial
+        return None if self.runs + runs * candidate.cost(calls) > runs else candidate
 
     def _follow_rule(self, call: MeasuredCall, shadows: Shadows) -> Pausing[None]:
         assert self._rule is not None, "a tolerance is asked for"
@@ -115,7 +125,7 @@ class FewestSteps(Trying):
     def _look(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> Pausing[None]:
         self._see(calls, shadows)
         self._untuned = [0.0] * sum(call.full.pictures for call in calls)
-        if any(each is None for each in self._pictures):
+        if any(each is None for each in self._pictures.values()):
             raise UnsupportedModelError(
                 "a quality is one of pictures, and the call returns none that can be recognised, such as "
                 "output_type='pil' gives; a tolerance= is one of latents"
@@ -123,40 +133,41 @@ class FewestSteps(Trying):
         yield from ()
 
     def _excesses(self) -> dict[int, float]:
-        return {count: self._excess(trial) for count, trial in self._tried.items()}
+        return {count: self._excess(candidate) for count, candidate in self._tried.items()}
 
-    def _excess(self, trial: Trial) -> float:
+    def _excess(self, candidate: Candidate) -> float:
         """By how many dB nine of ten other pictures are expected to miss it; negative if they exceed it."""
         if self._quality is not None:
-            return self._quality - bound_of_few(trial.closeness[trial.fitted :] or trial.closeness)
-        errors = [-_decibels(error) for error in trial.errors[trial.fitted :] or trial.errors]
+            return self._quality - bound_of_few(candidate.closeness[candidate.fitted :] or candidate.closeness)
+        errors = [-_decibels(error) for error in candidate.errors[candidate.fitted :] or candidate.errors]
         return -_decibels(self._value) - bound_of_few(errors)
 
-    def _misses_fitted(self, trial: Trial) -> bool:
+    def _misses_fitted(self, candidate: Candidate) -> bool:
         """Whether a plan is missed in the very pictures that it was fitted to, so that others need not judge it."""
-        return FITTED_TO <= trial.fitted == len(trial.errors) and self._excess(trial) > 0
-
-    @property
-    def tried(self) -> int:
-        """How many of the measured calls every candidate so far has followed."""
-        return self._looked if self._trial is None else self._trial.calls
+        return FITTED_TO <= candidate.fitted == len(candidate.errors) and self._excess(candidate) > 0
 
     def plan(self) -> Plan | None:
         """That of the smallest number which keeps it as all larger ones do that were tried; None without."""
         _, kept = bounds(self._excesses())
         if kept is None:
             return None
-        trial = self._tried[kept]
-        return trial.plan() if self._quality is None else trial.plan(closeness=tuple(trial.closeness[trial.fitted :]))
+        found = self._tried[kept]
+        return found.plan() if self._quality is None else found.plan(closeness=tuple(found.closeness[found.fitted :]))
 
 
-def trying(budget: Budget, calls: Sequence[MeasuredCall], earlier: Sequence[OutputProducts]) -> Trying:
-    """What is tried for a budget.
+def search_for(
+    budget: Budget,
+    calls: Sequence[MeasuredCall],
+    earlier: Sequence[OutputProducts],
+    pictures: int,
+    kept: Sequence[Followed],
+) -> Search:
+    """The search for a budget; arguments as of `GivenSteps`.
 
-    A further axis of plans is a `Trying` around this one: once nothing is `due` here, it tries its candidates on the
+    A further axis of plans is a `Search` around this one: once nothing is `due` here, it tries its candidates on the
     `plan` that this has, and returns that plan with the field of the one that it takes.
     """
-    return FewestSteps(budget, earlier) if budget.aim else Trials(budget, calls, earlier)
+    return FewestSteps(budget, earlier) if budget.aim else GivenSteps(budget, calls, earlier, pictures, kept)
 
 
 def _fitted_to(calls: Sequence[MeasuredCall]) -> Sequence[MeasuredCall]:

@@ -89,7 +89,7 @@ def _unfit(recording: Recording) -> str | None:
     """Why no weights can be fitted, by the first, the middle and the last step; None if they can."""
     if len(recording.kinds) > 1:
         # Whoever follows a plan computes the first step of each kind, and remembers nothing from before it.
-        return "the outputs are of other kinds on the way, as if a ControlNet or an adapter begins or ends"
+        return "the outputs are of other kinds on the way: a condition changed, or a ControlNet or an adapter begins"
     twin, last = copy.deepcopy(recording.scheduler), len(recording.steps) - 1
     for number, step in enumerate(recording.steps):
         given = step.arguments(step.output, step.sample)

@@ -1,4 +1,4 @@
-"""Lean calls of an editing model: tried with the plan that the other trials leave, once all pictures are measured."""
+"""Lean calls of an editing model: tried with the plan that other trial runs leave, once all pictures are measured."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import SHORT_ERROR, Budget
 from omnireuse.tuning.full_run import relative_errors
-from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow, Shadows, Try, Trying
+from omnireuse.tuning.trials import Followed, MeasuredCall, Pausing, Search, Shadow, Shadows, TrialRun
 
-__all__ = ["REFERENCES", "LeanTrials"]
+__all__ = ["REFERENCES", "LeanSearch"]
 
 REFERENCES = "references"
 """Among the arguments of a configuration whose calls have pictures to edit, and with which lean calls are tried."""
@@ -32,15 +32,15 @@ class LeanShadows(Shadows, Protocol):
         """Follow a strategy with full and lean calls; None if the call has no references."""
 
 
-class LeanTrials(Trying):
-    """Other trials, then those of lean calls on the plan that they leave.
+class LeanSearch(Search):
+    """Another search, then trial runs of lean calls on the plan that it leaves.
 
     Args:
-        inner: the others; of a number of computed steps.
+        inner: the other; of a number of computed steps.
         budget: of both.
     """
 
-    def __init__(self, inner: Trying, budget: Budget) -> None:
+    def __init__(self, inner: Search, budget: Budget) -> None:
         super().__init__(budget.noises, ())
         self._inner, self._budget = inner, budget
         self._left = list(CANDIDATES)
@@ -48,7 +48,7 @@ class LeanTrials(Trying):
         """With the first candidate that is left, of each picture so far."""
         self._calls = 0
 
-    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> Try | None:
+    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> TrialRun | None:
         """The trial run that comes next: those of the other candidates first, then those with lean calls."""
         if (due := self._inner.due(calls, is_whole=is_whole)) is not None:
             return due._replace(make=partial(self._try_other, due.make))
@@ -57,8 +57,7 @@ class LeanTrials(Trying):
         self._left = [each for each in self._left if plan is None or each < len(plan.steps)]
         if plan is None or not self._left or self._calls == len(calls):
             return None
-        words = "computing references at some calls only"
-        return Try(words, len(plan.steps) / self._total, partial(self._try_lean, plan, calls))
+        return TrialRun(len(plan.steps) / self._total, partial(self._try_lean, plan, calls))
 
     def _try_other(self, make: Callable[[Shadows], Pausing[None]], shadows: Shadows) -> Pausing[None]:
         before = self._inner.runs
@@ -96,11 +95,19 @@ class LeanTrials(Trying):
         evidence = msgspec.structs.replace(plan.evidence, errors=tuple(self._errors))
         return msgspec.structs.replace(plan, full_every=self._left[0], evidence=evidence)
 
+    def needs_another(self, calls: Sequence[MeasuredCall]) -> bool:
+        """Whether all has been tried on these calls, and another one must be measured."""
+        return self._inner.needs_another(calls)
+
+    def left(self, calls: Sequence[MeasuredCall]) -> float:
+        """Work that is left, in full runs; that of lean calls is not known."""
+        return self._inner.left(calls) or super().left(calls)
+
     @property
-    def tried(self) -> int:
-        """How many of the measured calls every candidate so far has followed."""
-        return self._inner.tried
+    def kept(self) -> tuple[Followed, ...]:
+        """What later processes may go on with: lean calls are tried anew."""
+        return self._inner.kept
 
     def let_go(self, calls: int) -> bool:
-        """Go on without the first calls, if every candidate has followed them; return whether that is so."""
+        """Go on without the first calls; return whether that is possible."""
         return not self._calls and self._inner.let_go(calls)

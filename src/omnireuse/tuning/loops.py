@@ -139,9 +139,6 @@ class LoopShadows:
     def arrive(self, call: MeasuredCall) -> Shadow:
         return Shadow(0, call.full.final)
 
-    def announce(self, words: str) -> None:
-        logger.debug("%s", words)
-
     def _made(self, again: Loop, beside: Beside) -> Pausing[Shadow]:
         latents = yield from again.run(beside, self.host)
         return Shadow(beside.computed, latents)

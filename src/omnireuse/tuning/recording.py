@@ -98,6 +98,8 @@ class Recording(Stepper):
     def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         if self.failure is None and step != len(self.steps):
             self.fail(StateError("the loop went back to an earlier step"))
+        if getattr(kind, "conditions", 0) and self.failure is None:
+            self.fail(StateError("what the steps are computed from changed in the middle of the picture"))
         self.kinds.add(kind)
         self._kind = kind
         return True
@@ -141,6 +143,11 @@ class Recording(Stepper):
             return
         if self.steps and self.steps[-1].latents is None:
             self._note_latents(sample)
+        first = self.steps[0].sample if self.steps else None
+        if first is not None and sample.shape != first.shape:
+            shapes = f"from {tuple(first.shape)} to {tuple(sample.shape)}"
+            self.fail(NotTunableError(f"the latents change their shape at step {len(self.steps)}, {shapes}"))
+            return
         step, self._step = self._step, RecordedStep()
         if not step.calls:
             step.calls.append((self._kind, copied(output)))

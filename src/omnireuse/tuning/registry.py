@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -12,7 +14,6 @@ import msgspec
 
 from omnireuse.errors import NotTunableError, OmniReuseError
 from omnireuse.hooks.run import RunStart
-from omnireuse.planning.path import OutputProducts
 from omnireuse.policies.base import Policy
 from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import Target
@@ -21,6 +22,7 @@ from omnireuse.tuning.budget import JUDGED, Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry, Shared
 from omnireuse.tuning.own_work import state_after
+from omnireuse.tuning.store import Measured
 
 __all__ = ["PlanRegistry"]
 
@@ -32,8 +34,20 @@ MOST_BUDGETS = 2
 """Numbers of computed steps for one configuration, from which on a new one is measured from its second picture on."""
 
 
-_Known: TypeAlias = "tuple[Profile | None, list[OutputProducts], frozenset[int], str]"
-"""Plans, calls of earlier processes, with which numbers of computed steps, and how plans for other arguments differ."""
+_Known: TypeAlias = "tuple[Profile | None, Measured, str]"
+"""Plans, what earlier processes have measured, and how plans for other arguments differ."""
+
+
+_open: weakref.WeakSet[PlanRegistry] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for registry in list(_open):
+        registry.before_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=_before_fork)
 
 
 @dataclass(eq=False, kw_only=True)
@@ -43,6 +57,9 @@ class PlanRegistry(Shared):
     _seen: set[str] = field(default_factory=set)
     _said: set[tuple[tuple[str, int], str]] = field(default_factory=set)
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+
+    def __post_init__(self) -> None:
+        _open.add(self)
 
     def known(
         self, policy: Policy, start: RunStart, configuration: Callable[[], Configuration], target: Target | None = None
@@ -81,16 +98,11 @@ class PlanRegistry(Shared):
         with self.lock:
             entry = self.entries.get(key) or self._new(key, configuration, budget)
             entry.budget, entry.last = budget, next(self._numbers)
-        if entry.is_due and not entry.may_measure:
+        if entry.is_due and not entry.may_compute_all:
             return self._passed_by(
                 entry, NotTunableError(f"{budget.waits}; it is measured once reuse has saved enough")
             )
         return entry
-
-    def whole(self) -> list[Entry]:
-        """The entries of which only shadows are missing, and that nobody is working on."""
-        with self.lock:
-            return [entry for entry in self.entries.values() if entry.is_idle]
 
     def close(self) -> None:
         """Drop what was measured, and let other processes measure."""
@@ -98,6 +110,12 @@ class PlanRegistry(Shared):
             for entry in self.entries.values():
                 entry.drop()
                 entry.release()
+
+    def before_fork(self) -> None:
+        """Let this process and its child compete for what is measured; the disk has what was measured so far."""
+        for entry in [each for each in self.entries.values() if each.lock is not None]:
+            entry.release()
+            self.entries = {key: each for key, each in self.entries.items() if each is not entry}
 
     def forget(self) -> None:
         """Close, and find each entry anew."""
@@ -113,9 +131,10 @@ class PlanRegistry(Shared):
             reason=BEGINS,
             is_sure=budget.reuses and not budget.aim,
         )
-        entry = Entry(shared=self, configuration=configuration, budget=budget, tuning=tuning, pace=self.ledger.pace)
+        entry = Entry(shared=self, configuration=configuration, budget=budget, tuning=tuning)
+        entry.calls_a_step = self.ledger.calls_a_step
         try:
-            known, earlier, budgets, near = self.agreement.of_first(lambda: self.own_work.of(self._kept, entry))
+            known, measured, near = self.agreement.of_first(lambda: self.own_work.of(self._kept, entry))
         except OmniReuseError as error:
             entry.release()
             return self._passed_by(entry, error)
@@ -123,7 +142,8 @@ class PlanRegistry(Shared):
         if known is not None and plan is not None:
             entry.take(known, plan, str(self.store.file(configuration.digest)))
         else:
-            entry.earlier, entry.budgets = earlier, budgets | {len(budget.steps)}
+            entry.earlier, entry.budgets = list(measured.calls), measured.budgets | {len(budget.steps)}
+            entry.tried = dict(measured.tried)
             entry.tuning = replace(tuning, near=near)
             entry.note()
         self.entries[key] = entry
@@ -132,7 +152,7 @@ class PlanRegistry(Shared):
     def _passed_by(self, entry: Entry, error: OmniReuseError) -> Entry:
         """The untuned default for one picture; the next picture of the configuration looks again."""
         why, state = str(error), state_after(error)
-        passed = replace(entry, tuning=replace(entry.tuning, state=state, reason=why), calls=[], trials=None, lock=None)
+        passed = replace(entry, tuning=replace(entry.tuning, state=state, reason=why), calls=[], search=None, lock=None)
         said = (entry.configuration.digest, len(entry.budget.steps)), why
         if said not in self._said:
             self._said.add(said)
@@ -148,23 +168,24 @@ class PlanRegistry(Shared):
         digest, count, store = entry.configuration.digest, len(entry.budget.steps), self.store
         known = store.load(digest)
         if known is not None and entry.budget.plan_of(known.plans) is not None:
-            return known, [], frozenset(), ""
+            return known, Measured(), ""
         entry.lock = store.lock(digest)
         if entry.lock is None:
             raise NotTunableError("another pipeline or process measures it, and its plan serves here once it is kept")
         near = store.near(entry.configuration)
         if self.measures_all:
-            return None, [], frozenset(), near
-        earlier, budgets = store.measured(digest)
+            return None, Measured(), near
+        measured = store.measured(digest)
+        budgets = measured.budgets
         if digest not in self._seen and digest not in (begun := store.begun()) and known is None:
             begun_here = [each for each in self.entries.values() if each.tuning.state == "measuring" and each.calls]
             if len({each.configuration.digest for each in begun_here} | begun) >= MOST_UNFINISHED:
                 self._seen.add(digest)
-                store.keep_measured(entry.configuration, [], budgets)
+                store.keep_measured(entry.configuration, Measured(budgets=budgets))
                 others = f"{MOST_UNFINISHED} other configurations are measured in part"
                 raise NotTunableError(f"{others}; this one is measured from its second picture on")
         if count not in budgets and len(budgets) >= MOST_BUDGETS:
-            store.keep_measured(entry.configuration, earlier, budgets | {count})
+            store.keep_measured(entry.configuration, replace(measured, budgets=budgets | {count}))
             others = f"{MOST_BUDGETS} other numbers of computed steps were asked for"
             raise NotTunableError(f"{others}; this one is measured from its second picture on")
-        return None, earlier, budgets, near
+        return None, measured, near

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from omnireuse.errors import NotTunableError
 from omnireuse.hooks.interception import intercept
-from omnireuse.pipelines.bars import showing_bars, with_bar
+from omnireuse.pipelines.bars import showing_bars, without_bar
 
 __all__ = ["Replay", "Snapshot", "noting_bars", "unchanged_random_states"]
 
@@ -78,13 +78,12 @@ class Replay:
         with _handling(pipeline, self, noted):
             yield
 
-    def again(self, pipeline: Any, proceed: Callable[..., Any], bar: str | None = None) -> Any:
-        """Make the call again. All random states are afterwards as they were before.
+    def again(self, pipeline: Any, proceed: Callable[..., Any]) -> Any:
+        """Make the call again, without a bar. All random states are afterwards as they were before.
 
         Args:
             pipeline: the pipeline.
             proceed: makes a call whose run is a shadow.
-            bar: words for the bar that the pipeline shows; None hides it.
 
         Returns:
             What the call returns, with pictures as floats if it would make images of Pillow.
@@ -104,8 +103,7 @@ class Replay:
         before = _states(), [(each, each.get_state()) for each, _ in self._generators]
         try:
             _set_states(self._states, self._generators)
-            shown = {"disable": True} if bar is None else {"desc": bar, "leave": False}
-            with with_bar(pipeline, **shown), _handling(pipeline, self, replayed):
+            with without_bar(pipeline), _handling(pipeline, self, replayed):
                 return proceed(*pytree.tree_map(_copied, self._args), **kwargs)
         finally:
             _set_states(*before)

@@ -22,6 +22,7 @@ from omnireuse.planning.solver import Arithmetic
 from omnireuse.policies import Steps
 from omnireuse.references import ReferenceAxis, References
 from omnireuse.tuning.full_run import FullRun
+from omnireuse.tuning.pulse import Pulse
 from omnireuse.tuning.recording import FULL
 from omnireuse.tuning.replay import Replay
 from omnireuse.tuning.trials import MeasuredCall, Shadow
@@ -40,14 +41,15 @@ class Beside(Stepper):
         first_reused: the first step that the other one does not compute. From there on the latents are not those of the
             full run.
         inner: the other one.
+        pulse: asked before each step whether to go on; None if nobody can stop the run.
 
     Attributes:
         computed: calls of the model that were made, by the branches of guidance that the host sees.
         latents: a copy of the final ones; None before the last step is done, and from hosts that do not tell them.
     """
 
-    def __init__(self, full: FullRun, first_reused: int, inner: Stepper) -> None:
-        self._full, self._inner = full, inner
+    def __init__(self, full: FullRun, first_reused: int, inner: Stepper, pulse: Pulse | None = None) -> None:
+        self._full, self._inner, self._pulse = full, inner, pulse
         self._first_unknown = min(first_reused, len(full.path.calls))
         self._known: int | None = None
         """The step, if its output is due and known."""
@@ -55,6 +57,8 @@ class Beside(Stepper):
         self.latents: torch.Tensor | None = None
 
     def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
+        if self._pulse is not None:
+            self._pulse.step()
         is_due = self._inner.computes(step, latents, kind=kind)
         self._step, self._seen = step, 0
         self._known = step if is_due and step < self._first_unknown else None
@@ -74,6 +78,8 @@ class Beside(Stepper):
             raise StateError("a run with the same arguments begins with other latents")
         if output is not None:
             self.computed += self._seen or 1
+            if self._pulse is not None:
+                self._pulse.computed()
         elif self._known is not None:
             for each in self._full.path.calls[self._known]:
                 self._inner.see(0, copied(each, latents.device))
@@ -151,7 +157,6 @@ def called_again(
     replay: Replay,
     proceed: Callable[..., Any],
     choose: Callable[[RunStart], Chosen],
-    bar: str | None = None,
 ) -> Any:
     """Make a call of a pipeline again, beside its picture; return what it returns.
 
@@ -160,12 +165,11 @@ def called_again(
         replay: of the call.
         proceed: makes a call of the pipeline.
         choose: what its runs follow.
-        bar: words for the bar that the pipeline shows; None hides it.
     """
     outside = session.calls_outside
     try:
         return replay.again(
-            session.pipeline, lambda *args, **kwargs: session.make(PipelineCall(proceed, args, kwargs, choose)), bar
+            session.pipeline, lambda *args, **kwargs: session.make(PipelineCall(proceed, args, kwargs, choose))
         )
     finally:
         session.calls_outside = outside
@@ -173,34 +177,34 @@ def called_again(
 
 @dataclass
 class SessionShadows:
-    """Shadows of calls of a pipeline, as `Shadows`. Each shows a bar if the pipeline does.
+    """Shadows of calls of a pipeline, as `Shadows`.
 
     Attributes:
         session: at work on the pipeline.
         proceed: makes a call of the pipeline.
         references: of the pipeline; None if lean calls are not tried.
-        words: for the bars.
+        pulse: of the trial runs; None if nobody can stop them.
     """
 
     session: Session
     proceed: Callable[..., Any]
     references: ReferenceAxis | None = None
-    words: str = ""
-
-    def announce(self, words: str) -> None:
-        """Say what the following trial runs try."""
-        self.words = words
+    pulse: Pulse | None = None
 
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow:
         """Follow a strategy of region "step"; `first_reused` is its first step that is not computed."""
         full = call.full
-        return self._made(
-            call, lambda start: Beside(full, first_reused, self.session.generation(strategy, start, full.pictures))
-        )
+
+        def beside(start: RunStart) -> Beside:
+            return Beside(full, first_reused, self.session.generation(strategy, start, full.pictures), self.pulse)
+
+        return self._made(call, beside)
 
     def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
         """Fit weights for the steps of a policy along the full run's path, and follow them."""
-        return self._made(call, lambda start: Beside(call.full, fit.first_gap, Led(fit, call.full, start.scheduler)))
+        return self._made(
+            call, lambda start: Beside(call.full, fit.first_gap, Led(fit, call.full, start.scheduler), self.pulse)
+        )
 
     def lean(self, call: MeasuredCall, strategy: Strategy, full_every: int) -> Shadow | None:
         """Follow a strategy with full and lean calls, all of which are made; None if the call has no references."""
@@ -209,21 +213,20 @@ class SessionShadows:
         before = axis.lean_shadows
         made = self._made(
             call,
-            lambda start: Beside(full, 0, self.session.generation(strategy, start, full.pictures)),
+            lambda start: Beside(full, 0, self.session.generation(strategy, start, full.pictures), self.pulse),
             references=axis.tuned(full_every),
         )
         return made if axis.lean_shadows > before else None
 
     def arrive(self, call: MeasuredCall) -> Shadow:
         """Decode the full run's latents again, without a call of the denoisers."""
-        return self._made(call, lambda _: Beside(call.full, 0, Arrived(call.full)), bar=None)
+        return self._made(call, lambda _: Beside(call.full, 0, Arrived(call.full), self.pulse))
 
     def _made(
         self,
         call: MeasuredCall,
         stepper: Callable[[RunStart], Beside],
         *,
-        bar: str | None = "",
         references: References | None = None,
     ) -> Shadow:
         made: list[Beside] = []
@@ -234,7 +237,7 @@ class SessionShadows:
             region = region if self.references is None else self.references.wrapped(region)
             return Chosen(strategy=FULL, region=region, kind="shadow", references=references)
 
-        result = called_again(self.session, call.replay, self.proceed, choose, None if bar is None else self.words)
+        result = called_again(self.session, call.replay, self.proceed, choose)
         if len(made) != 1 or (latents := made[0].latents) is None:
             raise StateError("a second call with the same arguments ends before its last step")
         try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,8 +25,9 @@ from omnireuse.policies.base import SAME_NOISE
 from omnireuse.profiles.profile import HEAD, Profile
 from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.configuration import Configuration
+from omnireuse.tuning.trials import Followed
 
-__all__ = ["DIRECTORY", "SHARED", "Store", "folder", "read_kept", "read_plans"]
+__all__ = ["DIRECTORY", "SHARED", "Measured", "Store", "Tried", "folder", "read_kept", "read_plans"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -46,16 +48,32 @@ UNUSED = "nothing of it is used"
 R = TypeVar("R", bound=Record)
 
 
+class Tried(Record, frozen=True, kw_only=True):
+    """What an unfinished search for a plan has shown.
+
+    Attributes:
+        pictures: that each candidate follows.
+        runs: work of the trial runs so far, in full runs.
+        candidates: as `Search.kept`.
+    """
+
+    pictures: int
+    runs: float
+    candidates: tuple[Followed, ...]
+
+
 class _Measured(Record, frozen=True, kw_only=True):
     """Full runs of one configuration.
 
     Attributes:
         budgets: numbers of computed steps that pictures were asked with.
         runs: of each call the shape of its products, their values in order, the effects.
+        tried: the trial runs of unfinished searches, by the number of computed steps.
     """
 
     budgets: tuple[int, ...]
     runs: tuple[tuple[tuple[int, int, int, int, int], tuple[float, ...], tuple[float, ...]], ...]
+    tried: Mapping[int, Tried] = {}
 
     def products(self, total: int) -> list[OutputProducts]:
         """What is known of each call.
@@ -67,6 +85,21 @@ class _Measured(Record, frozen=True, kw_only=True):
             ValueError: values that no full run has.
         """
         return [_products(np.reshape(values, shape), np.array(effects), total) for shape, values, effects in self.runs]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What processes have measured of one configuration.
+
+    Attributes:
+        calls: what is known of each call.
+        budgets: numbers of computed steps that pictures were asked with.
+        tried: the trial runs of unfinished searches, by the number of computed steps.
+    """
+
+    calls: Sequence[OutputProducts] = ()
+    budgets: frozenset[int] = frozenset()
+    tried: Mapping[int, Tried] = field(default_factory=dict)
 
 
 def _products(products: NDArray[np.float64], effects: NDArray[np.float64], total: int) -> OutputProducts:
@@ -215,27 +248,26 @@ class Store:
             self._say(f"tuned plans are not shared: {SHARED} names a server that does not take them")
         return file
 
-    def measured(self, digest: str) -> tuple[list[OutputProducts], frozenset[int]]:
-        """What earlier processes have measured of a configuration, one for each call, and with which numbers of
-        computed steps; empty if nothing is kept."""
+    def measured(self, digest: str) -> Measured:
+        """What earlier processes have measured of a configuration; nothing if none is kept."""
         file = self._measured / f"{digest}.json"
         try:
             if (data := _content(file)) is None:
-                return [], frozenset()
+                return Measured()
             kept, configuration = _kept(_Measured, data, MEASURED, digest, str(file))
-            return kept.products(len(configuration.noises)), frozenset(kept.budgets)
+            calls = kept.products(len(configuration.noises))
+            return Measured(calls=calls, budgets=frozenset(kept.budgets), tried=dict(kept.tried))
         except (OmniReuseError, ValueError, OSError) as error:
             self._say(f"full runs are measured anew: {error}")
-            return [], frozenset()
+            return Measured()
 
-    def keep_measured(
-        self, configuration: Configuration, products: Sequence[OutputProducts], budgets: frozenset[int]
-    ) -> None:
+    def keep_measured(self, configuration: Configuration, measured: Measured) -> None:
         """Keep what was measured, or that a configuration has been seen."""
-        each = [(run.products, run.effects) for run in products]
+        each = [(run.products, run.effects) for run in measured.calls]
         runs: Any = tuple((a.shape, tuple(a.ravel().tolist()), tuple(b.tolist())) for a, b in each)
+        kept = _Measured(budgets=tuple(sorted(measured.budgets)), runs=runs, tried=measured.tried)
         try:
-            text = _kept_text(_Measured(budgets=tuple(sorted(budgets)), runs=runs), MEASURED, configuration)
+            text = _kept_text(kept, MEASURED, configuration)
             write_text(self._measured / f"{configuration.digest}.json", text)
         except (StateError, ValueError) as error:
             self._memory_only(error)

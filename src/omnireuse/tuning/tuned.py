@@ -9,7 +9,7 @@ from typing import Any
 import torch.distributed as dist
 
 from omnireuse.arguments.targets import strategy_for
-from omnireuse.arguments.tune import check_tune, why_untuned
+from omnireuse.arguments.tune import TuneOptions, check_tune, why_untuned
 from omnireuse.hooks.extension import ByCalls
 from omnireuse.hooks.opening import Opened, Tunes, Untuned
 from omnireuse.loop.agreement import Agreement
@@ -32,7 +32,7 @@ class Tuned:
 
     target: Target
     region: str | None = None
-    tune: bool | int | None = None
+    tune: bool | int | TuneOptions | None = None
 
     def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
         """The untuned default, and its tuner or why there is none.
@@ -48,10 +48,12 @@ class Tuned:
     def _tunes(self, untuned: str, group: dist.ProcessGroup | None) -> Tunes:
         if untuned:
             return Untuned(untuned)
+        options = check_tune(self.tune)
+        assert options is not None, "it is tuned"
         registry = PlanRegistry(
-            pictures=check_tune(self.tune),
+            pictures=options.pictures,
             store=Store(),
             command="omnireuse.enable(pipe)",
             agreement=Agreement(group),
         )
-        return Tuner(self.target, registry)
+        return Tuner(self.target, registry, heartbeat=options.heartbeat)

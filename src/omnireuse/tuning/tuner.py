@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from omnireuse.arguments.tune import TURN_OFF
 from omnireuse.errors import NotTunableError, OmniReuseError
 from omnireuse.hooks.extension import PipelineCall
 from omnireuse.hooks.live import Loop, StepRegion
@@ -23,10 +22,13 @@ from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import Target
 from omnireuse.references import ReferenceAxis
 from omnireuse.summary.tuning import Tuning
+from omnireuse.tuning.bars import PictureBar
+from omnireuse.tuning.callback import Callback
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.lean import REFERENCES
 from omnireuse.tuning.own_work import OwnWork, state_after
+from omnireuse.tuning.pulse import Pulse
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import Replay, noting_bars
@@ -85,17 +87,25 @@ class HostTuner:
 
 
 class _Attempt:
-    """One call of the pipeline: what its run belongs to, and the recording of it."""
+    """One call of the pipeline: what its run belongs to, and the recording of it.
 
-    def __init__(self) -> None:
+    Args:
+        callback: of the call.
+    """
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback = callback
         self.runs = 0
         self.arguments: Mapping[str, Any] = {}
         self.loop: Loop | None = None
         self.entry: Entry | None = None
+        self.is_held = False
+        """Whether the entry is busy with this call."""
         self.recording: Recording | None = None
         self.bars: list[Any] = []
+        self.bar = PictureBar([], 0)
         self.is_full = False
-        """Whether every step is computed because the picture is measured, here or by another thread."""
+        """Whether every step is computed because the configuration is measured, here or by another thread."""
         self.replay: Replay | None = None
         self.failure: OmniReuseError | None = None
         """Why the call cannot be told from others."""
@@ -108,13 +118,6 @@ class _Attempt:
             if self.unlike is not None:
                 raise self.unlike
 
-    def describe(self, words: str) -> None:
-        """Show on the run's progress bars what it is."""
-        for bar in self.bars:
-            if callable(describe := getattr(bar, "set_description", None)):
-                own = str(getattr(bar, "desc", None) or "").removesuffix(": ")
-                describe(f"{own}: {words}" if own else words)
-
 
 class Tuner(HostTuner, Tunes):
     """Measures the first pictures of each configuration, and uses the best plan for the others.
@@ -125,15 +128,19 @@ class Tuner(HostTuner, Tunes):
         target: of the untuned default, which is in region "step" with a schedule; that of a quality computes every
             step.
         registry: of the configurations.
+        heartbeat: whether the callback of a call is called during the trial runs after it.
 
     Attributes:
         calls: reads the arguments of the pipeline's calls.
         references: of an editing pipeline, whose lean calls are tried, too; None for full ones.
     """
 
-    def __init__(self, target: Target, registry: PlanRegistry) -> None:
+    def __init__(self, target: Target, registry: PlanRegistry, *, heartbeat: bool = True) -> None:
         super().__init__(registry, computes_all=target.quality is not None)
         self._target, self.calls = target, Calls()
+        self._beats, self._stops = heartbeat, 0
+        self._changing: dict[str, str] = {}
+        """What the callbacks that change a run have changed in their latest call, by their names."""
         self._own_work, self._lock, self._is_closed = registry.own_work, registry.lock, False
         self.references: ReferenceAxis | None = None
 
@@ -159,6 +166,10 @@ class Tuner(HostTuner, Tunes):
         """Measure as many pictures as are wanted, whatever earlier processes have measured."""
         self._registry.measures_all = True
 
+    def interrupt(self) -> None:
+        """End the trial runs that are under way, and make none after the pictures that are."""
+        self._stops += 1
+
     def close(self) -> None:
         """Drop what was measured, and let other processes measure."""
         with self._lock:
@@ -167,7 +178,8 @@ class Tuner(HostTuner, Tunes):
 
     def around(self, call: PipelineCall, make: Callable[[PipelineCall], Any]) -> Any:
         """Make one call of the pipeline."""
-        pipeline, attempt, args, kwargs = self._session.pipeline, _Attempt(), call.args, call.kwargs
+        pipeline, stops, args, kwargs = self._session.pipeline, self._stops, call.args, call.kwargs
+        attempt = _Attempt(Callback(pipeline, kwargs))
         try:
             with self._own_work():
                 if (why := self.calls.untunable(args, kwargs)) is None:
@@ -177,7 +189,6 @@ class Tuner(HostTuner, Tunes):
         if why is not None:
             self.pass_by(why)
             return make(call)
-        self._finish(call.proceed, [entry for entry in self._registry.whole() if entry.trials is None])
         try:
             with ExitStack() as stack:
                 try:
@@ -187,15 +198,24 @@ class Tuner(HostTuner, Tunes):
                         attempt.bars = stack.enter_context(noting_bars(pipeline, self))
                 except Exception as error:
                     attempt.unlike = error
+                watched = stack.enter_context(attempt.callback.watched())
                 try:
-                    result = make(replace(call, choose=partial(self._choose, attempt)))
+                    result = make(replace(call, kwargs=watched, choose=partial(self._choose, attempt)))
                 except BaseException as error:
                     if attempt.recording is not None and attempt.entry is not None:
                         attempt.entry.broken_off(error)
                     raise
-            self._made(attempt, call.proceed)
+            pulse = Pulse(
+                pipeline,
+                beat=attempt.callback.beat if self._beats else lambda: None,
+                is_stopped=lambda: self._is_closed or self._stops != stops,
+                agreement=self._registry.agreement,
+                computed=attempt.bar.computed,
+            )
+            self._made(attempt, SessionShadows(self._session, call.proceed, self.references, pulse))
         finally:
-            if attempt.recording is not None and attempt.entry is not None:
+            attempt.bar.close()
+            if attempt.is_held and attempt.entry is not None:
                 attempt.entry.is_busy = False
             attempt.failure = attempt.unlike = None  # their tracebacks hold this attempt, and the picture
         return result
@@ -226,6 +246,9 @@ class Tuner(HostTuner, Tunes):
             tried = {REFERENCES: "tried"} if has_references else {}
             return Configuration.of(self._session.pipeline, start, {**attempt.arguments, **tried})
 
+        if (changes := self._changing.get(attempt.callback.name)) is not None:
+            self.pass_by(f"the callback of such calls changes the run ({changes}), and trial runs are made without it")
+            return untuned
         try:
             with self._lock:
                 known = self._registry.known(self._session.strategy.policy, start, configuration, self._target)
@@ -236,7 +259,7 @@ class Tuner(HostTuner, Tunes):
             with self._own_work(), self._lock:
                 self._latest = attempt.entry = entry = self._registry.find(*known)
                 attempt.loop = self._session.loop
-                if entry.tuning.state == "measuring" and not entry.is_idle:
+                if entry.tuning.state == "measuring":
                     return self._measured(attempt, entry, start)
                 lean = None if self.references is None else self.references.tuned(entry.full_every)
                 return Chosen(strategy=entry.strategy or untuned.strategy, references=lean)
@@ -248,45 +271,57 @@ class Tuner(HostTuner, Tunes):
                 self.pass_by(error)
             else:
                 attempt.entry.failed(error)
-                attempt.entry.is_busy = attempt.entry.is_busy and attempt.recording is None
             attempt.recording, attempt.is_full = None, False
             return untuned
 
     def _measured(self, attempt: _Attempt, entry: Entry, start: RunStart) -> Chosen:
-        """Compute every step, and record the run unless another thread records one."""
-        recording = Recording(start.scheduler, start.total or 0, keeps=not entry.is_busy)
-        if not entry.is_busy:
+        """Compute every step, and record the run if a picture is to be measured; trial runs follow it. While another
+        thread measures or tries, every step is computed, and no more."""
+        untuned, total, computed_all = Chosen(strategy=self._session.strategy), start.total or 0, True
+        recording = Recording(start.scheduler, total, keeps=entry.is_due)
+        if entry.is_due:
             try:
                 self._registry.agreement.of_each(lambda: attempt.check(self._own_work))
             except OmniReuseError as error:
                 entry.failed(error, "a call cannot be made again: ")
-                return Chosen(strategy=self._session.strategy)
+                return untuned
             attempt.recording = recording
+        elif entry.is_idle and not entry.may_compute_all:
+            self.pass_by(f"{entry.budget.waits}; trial runs go on meanwhile")
+            computed_all = False
+        if not entry.is_busy:
+            is_alone = not entry.products
             entry.start()
-            number = f"{entry.tuning.pictures + 1} of {entry.tuning.wanted}"
-            attempt.describe(f"omnireuse measures picture {number} ({TURN_OFF})")
-        attempt.is_full = True
+            attempt.is_held = True
+            attempt.bar = PictureBar(attempt.bars, total if is_alone else 2 * total)
+        attempt.is_full = computed_all
+        if not computed_all:
+            return untuned
         return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
 
-    def _made(self, attempt: _Attempt, proceed: Callable[..., Any]) -> None:
+    def _made(self, attempt: _Attempt, shadows: SessionShadows) -> None:
         """Learn from a finished picture if it was measured, and make the trial runs that are due."""
-        entry, recording = attempt.entry, attempt.recording
+        entry, recording, callback = attempt.entry, attempt.recording, attempt.callback
+        if callback.changes:
+            self._changing[callback.name] = callback.changes
+        else:
+            self._changing.pop(callback.name, None)
         if entry is None or attempt.loop is None or self._is_closed:
             return
         entry.made(is_full=attempt.is_full, calls=attempt.loop.asked)
-        if recording is None:
-            self._finish(proceed, self._registry.whole())
+        if not attempt.is_held:
+            return
+        why = f"its callback changed {callback.changes}" if callback.changes else ""
+        if not why and getattr(self._session.pipeline, "_interrupt", False) is True:
+            why = "it was interrupted"
+        if why := self._registry.agreement.of_any(why or None) or "":
+            if recording is not None:
+                entry.skip(f"a picture was not measured: {why}")
+        elif recording is None:
+            entry.finish()
+            entry.go_on(shadows)
         elif entry.learn(recording, attempt.replay):
-            entry.go_on(SessionShadows(self._session, proceed, self.references))
-
-    def _finish(self, proceed: Callable[..., Any], due: list[Entry]) -> None:
-        """Make shadows of pictures that were all measured before this call, one at a time if a run takes long."""
-        for entry in due:
+            entry.go_on(shadows)
+        if entry.tuning.state == "ready":
             with self._lock:
-                if not entry.is_idle:  # another thread was first
-                    continue
-                entry.is_busy = True
-            try:
-                entry.go_on(SessionShadows(self._session, proceed, self.references))
-            finally:
-                entry.is_busy = False
+                self._latest = entry

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
@@ -24,6 +25,7 @@ FITTED = ("euler", "dpmpp_2m", "uni_pc", "deis", "res_multistep", "gradient_esti
 @pytest.fixture(autouse=True)
 def tuned(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+    monkeypatch.setattr("omnireuse.tuning.entry.PATIENCE", math.inf)  # no test depends on the clock
     tuning_module.registry_in.cache_clear()
     yield
     tuning_module.registry_in.cache_clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,7 @@ def tuning(native: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("omnireuse.tuning.entry.PATIENCE", math.inf)  # no test depends on the clock
     REUSE._tuner = None
     yield tmp_path
     REUSE._tuner = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def test_requests_of_different_lengths_and_settings_one_after_the_other(
 @pytest.fixture
 def _tunes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
+    monkeypatch.setattr("omnireuse.tuning.entry.PATIENCE", math.inf)  # no test depends on the clock
 
 
 def reused(result: Any) -> int:

@@ -7,6 +7,7 @@ import gc
 import logging
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,7 @@ from omnireuse.errors import (
     UnsupportedModelError,
     WrongTypeError,
 )
+from omnireuse.policies.fixed import Never
 from tests import TOP
 from tests.helpers.tiny import TINY, Tiny
 
@@ -268,3 +270,45 @@ def test_more_computed_steps_than_the_run_has(flux: Tiny, caplog: pytest.LogCapt
     assert message == (
         "40 computed steps are asked for and the run has 24, so all are computed; ask for fewer to reuse some"
     )
+
+
+def test_an_observer_that_raises_is_logged_once_with_its_name_and_goes_on_being_called(
+    flux: Tiny, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[int] = []
+
+    def shows(decision: omnireuse.Decision) -> None:
+        seen.append(decision.step)
+        raise KeyError("no such widget")
+
+    expected = flux.run(steps=6)
+    with omnireuse.enable(flux.pipe, policy="never") as handle:
+        handle.subscribe(shows)
+        assert torch.equal(flux.run(steps=6), expected)
+    assert seen == [0, 1, 2, 3, 4, 5]
+    (said,) = [record.message for record in caplog.records if "observer" in record.message]
+    assert "shows has raised" in said
+
+
+def test_a_subscription_in_the_middle_of_a_run_takes_effect_at_once(flux: Tiny) -> None:
+    seen: list[int] = []
+    with omnireuse.enable(flux.pipe, policy="never") as handle:
+
+        def callback(_pipe: object, step: int, _time: object, _given: object) -> dict[str, object]:
+            if step == 2:
+                ends.append(handle.subscribe(lambda decision: seen.append(decision.step)))
+            if step == 4:
+                ends[0]()
+            return {}
+
+        ends: list[Callable[[], None]] = []
+        flux.run(steps=6, callback_on_step_end=callback)
+    assert seen == [3, 4]
+
+
+def test_an_engines_hook_that_raises_ends_no_generation() -> None:
+    generation = omnireuse.Generation(omnireuse.Strategy(policy=Never()), total=3, emit=lambda _: 1 / 0)
+    for step in range(3):
+        assert generation.computes(step, torch.ones(2))
+        generation.use(torch.ones(2), torch.ones(2))
+    assert generation.finished

@@ -6,6 +6,7 @@ After a change that is meant: ``pytest tests/unit/diffusion/test_golden.py --wri
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,7 @@ def test_each_step_is_as_it_was(
     host: str, name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("OMNIREUSE_TUNE")
+    monkeypatch.setattr("omnireuse.tuning.entry.PATIENCE", math.inf)  # no test depends on the clock
     found = HOSTS[host](**CHOICES[host][name])
     golden = json.loads(FILE.read_text("utf-8")) if FILE.exists() else {}
     if request.config.getoption("--write-golden"):

@@ -19,20 +19,20 @@ def shown(tiny: Tiny, capfd: pytest.CaptureFixture[str], seed: int) -> str:
     return capfd.readouterr().err
 
 
-def test_bars_say_what_is_measured_and_tried(flux: Tiny, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_bar_a_picture_goes_on_through_its_trial_runs(flux: Tiny, capfd: pytest.CaptureFixture[str]) -> None:
     flux.pipe.set_progress_bar_config(mininterval=0)
     with omnireuse.enable(flux.pipe, computed_steps=8) as handle:
         first, second, third, fourth = (shown(flux, capfd, seed) for seed in range(4))
         assert handle.tuning.state == "ready"
-    for number, text in enumerate((first, second, third), 1):
-        assert f"omnireuse measures picture {number} of 3" in text
-        assert "tune=False" in text
-        assert "OMNIREUSE_TUNE=0" in text
-    assert "tries" not in first
+    for text in (first, second, third):
+        assert "omnireuse: measuring (off: tune=False, OMNIREUSE_TUNE=0)" in text
+        reached = [int(each) for each in re.findall(r"(\d+)/\d+ \[", text)]
+        assert reached == sorted(reached), "it never begins again"
+        assert text.count("\n") == 1
+    assert f"{STEPS}/{STEPS} [" in first
     for text in (second, third):
-        assert (found := re.search(r"omnireuse tries plan 1 of (\d), for the pictures after this one", text))
-        assert f"omnireuse tries plan {found[1]} of {found[1]}, for the pictures after this one" in text
-        assert f"{STEPS}/{STEPS}" in text
+        assert f"{STEPS}/{2 * STEPS} [" in text
+        assert re.search(rf"100%.* ({STEPS + 8}|2\d|3\d)/", text), "with the trial runs"
     assert "omnireuse" not in fourth
     assert "omnireuse" not in shown(flux, capfd, 5), "the settings are as before"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from omnireuse.tuning.budget import Budget
-from omnireuse.tuning.trials import Trial, clearly_closest
+from omnireuse.tuning.trials import Candidate, clearly_closest
 
 
-def tried(closeness: list[float], errors: list[float]) -> Trial:
-    return Trial(steps=(0, 2, 3), total=4, closeness=closeness, errors=errors)
+def tried(closeness: list[float], errors: list[float]) -> Candidate:
+    return Candidate(steps=(0, 2, 3), total=4, closeness=closeness, errors=errors, numbers=list(range(len(errors))))
 
 
 UNTUNED = tried([40.0, 41.0, 42.0], [0.1, 0.1, 0.1])
@@ -27,7 +27,7 @@ def test_the_closest_plan_is_taken() -> None:
         pytest.param(tried([60.0, 60.0, 43.0], [0.01, 0.01, 0.11]), id="farther in one picture"),
     ],
 )
-def test_other_plans_are_not(trial: Trial) -> None:
+def test_other_plans_are_not(trial: Candidate) -> None:
     assert clearly_closest([trial], UNTUNED) is None
 
 
@@ -41,6 +41,14 @@ def test_without_reuse_untuned_every_picture_must_be_close() -> None:
     assert clearly_closest([near], None) is near
     assert clearly_closest([far], None) is None
     assert clearly_closest([], None) is None
+
+
+def test_a_plan_is_compared_in_the_pictures_that_it_has_followed() -> None:
+    late = Candidate(steps=(0, 2, 3), total=4, closeness=[50.0], errors=[0.15], numbers=[3])
+    untuned = Candidate(
+        steps=(0, 2, 3), total=4, closeness=[60.0, 60.0, 40.0], errors=[0.1, 0.1, 0.2], numbers=[0, 1, 3]
+    )
+    assert clearly_closest([late], untuned) is late
 
 
 def test_runs_without_an_untuned_default_say_what_a_plan_is_compared_with() -> None:

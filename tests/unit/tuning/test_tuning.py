@@ -17,6 +17,7 @@ from diffusers import DDIMScheduler, EulerAncestralDiscreteScheduler
 
 import omnireuse
 from omnireuse import Profile
+from omnireuse.arguments.tune import TuneOptions
 from omnireuse.errors import ConfigError, WrongTypeError
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
@@ -119,7 +120,7 @@ def test_nothing_of_the_caller_is_changed_by_a_shadow(flux: Tiny) -> None:
         ]
 
     kept = latents.clone()
-    with omnireuse.enable(flux.pipe) as handle:
+    with omnireuse.enable(flux.pipe, tune=TuneOptions(heartbeat=False)) as handle:
         for _ in range(3):
             before = states()
             run()
@@ -144,10 +145,9 @@ def test_each_picture_of_a_batch_counts(flux: Tiny) -> None:
     counted = Counted(flux.pipe.transformer)
     with omnireuse.enable(flux.pipe) as handle:
         calls = counted.during(lambda: flux.run(steps=STEPS, batch=3))
-        assert calls == 2 * STEPS, "the first call takes its usual time"
-        assert handle.tuning.pictures == 3
+        assert 2 * STEPS < calls <= 4 * STEPS, "the trial runs follow"
+        assert (handle.tuning.state, handle.tuning.pictures) == ("ready", 3)
         second = flux.run(steps=STEPS, batch=3)
-        assert handle.tuning.state == "ready"
         assert not torch.equal(second, full)
         assert torch.equal(flux.run(steps=STEPS, batch=3), second)
         # Batches of another size follow the same plan.
@@ -186,7 +186,7 @@ def test_a_damaged_record_of_full_runs_is_measured_anew(
         assert "full runs are measured anew" in caplog.text
 
 
-def test_a_failed_picture_drops_what_earlier_processes_measured(flux: Tiny, cache: Path) -> None:
+def test_a_failed_picture_leaves_what_earlier_processes_measured(flux: Tiny, cache: Path) -> None:
     with omnireuse.enable(flux.pipe):
         flux.run(steps=STEPS)
 
@@ -196,9 +196,9 @@ def test_a_failed_picture_drops_what_earlier_processes_measured(flux: Tiny, cach
     with omnireuse.enable(flux.pipe) as handle:
         with pytest.raises(KeyboardInterrupt):
             flux.run(steps=STEPS, callback_on_step_end=fails)
-        assert not list(cache.rglob("*.json"))
+        assert list(cache.rglob("*.json"))
         flux.run(steps=STEPS)
-        assert handle.tuning.pictures == 1
+        assert handle.tuning.pictures == 2
 
 
 def test_a_plan_for_other_arguments_is_said_where_these_are_measured(
@@ -292,7 +292,7 @@ def test_short_runs_follow_what_shadows_show(flux: Tiny) -> None:
     full = [flux.run(steps=8, seed=seed) for seed in range(5)]
     with omnireuse.enable(flux.pipe) as handle:
         made = [flux.run(steps=8, seed=0)]
-        assert str(handle.tuning).endswith("reuse begins with the 4th if a plan is close enough")
+        assert str(handle.tuning).endswith("reuse begins if trial runs find a plan that is close enough")
         made += [flux.run(steps=8, seed=seed) for seed in range(1, 5)]
         assert handle.tuning.state == "ready"
         computed = {event.step for event in handle.events if event.run == 5 and not event.reused}
@@ -346,7 +346,8 @@ def test_bad_arguments_are_refused_at_once(
 def test_the_summary_says_what_is_happening(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
         pictures(flux, 2)
-        assert "measuring: 2 of 3 pictures computed in full; reuse begins with the 4th" in str(handle.summary())
+        expected = "measuring: 2 of 3 pictures measured; reuse begins once trial runs have chosen a plan"
+        assert expected in str(handle.summary())
         assert "while the pipeline was measured" in str(handle.summary())
         pictures(flux, 2)
         assert "tuned: 12 of 24 steps computed" in str(handle.summary())

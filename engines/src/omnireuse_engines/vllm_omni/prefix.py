@@ -19,7 +19,7 @@ PREFIX_SWITCH = "OMNIREUSE_PREFIX_CACHE"
 """The environment variable that asks for it: "on" or "off"."""
 
 _MIXIN, _NAME = "vllm_omni.core.prefix_cache.runner_mixin", "OmniPrefixCacheManager"
-_METHODS = ("__init__", "register_policy", "new_step_starts", "save_outputs", "materialize", "shutdown")
+_METHODS = ("__init__", "register_policy", "new_step_starts", "save_outputs", "materialize", "discard_step", "shutdown")
 
 
 def install_prefix_cache(tested: tuple[str, ...]) -> None:

@@ -1,0 +1,147 @@
+"""What a step is computed from beside its latents and its time: is it what it was at the step before?"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+__all__ = ["Conditions", "version"]
+
+_LEAVES = (torch.Tensor, bool, int, float, str, type(None))
+_ABSENT = object()
+
+
+class Conditions:
+    """The conditions of one run: prompts, masks, images, adapters, whatever the model is given.
+
+    An input of a call is a condition if it was equal at the first two steps of its branch. Latents and times were not,
+    by whatever name, and are not looked at again. Inputs of inference mode count no changes in place, so that only
+    another object shows a change of them.
+
+    Attributes:
+        latest: the step that saw the latest change; 0 before the first. A part of the layout of a run, or of the kind
+            of its outputs, so that the step is computed and the memory dropped.
+        changes: the steps that saw changes, by what had changed.
+    """
+
+    def __init__(self) -> None:
+        self.latest = 0
+        self.changes: dict[str, list[int]] = {}
+        self._branches: dict[Hashable, dict[str, _Seen]] = {}
+        self._compared: set[Hashable] = set()  # branches of two steps or more
+        self._told: dict[Hashable, Hashable] = {}
+
+    def look(self, branch: Hashable, step: int, given: Mapping[str, Any], others: Collection[int] = ()) -> int:
+        """Compare what a call is given with the call of its branch at the step before; returns `latest`.
+
+        Args:
+            given: the inputs by name, in lists and dictionaries or not.
+            others: identities of tensors that are no conditions.
+
+        Cost: 0.2 µs for an input that is the same object. The content of another one is compared on its device, and
+            that is waited for, once for the call.
+        """
+        found: dict[str, Any] = {}
+        for name, value in given.items():
+            if isinstance(value, _LEAVES):
+                found[name] = value
+            else:
+                _collect(value, name, found)
+        known = self._branches.get(branch)
+        if known is None:
+            self._branches[branch] = {name: _Seen(value) for name, value in found.items() if id(value) not in others}
+            return self.latest
+        moved, doubtful = [], []
+        for name, seen in known.items():
+            value = found.get(name, _ABSENT)
+            # Most inputs are the same object, which no function is called for.
+            is_object = value is seen.value and (seen.version is None or value._version == seen.version)
+            if value is _ABSENT or (is_object and (not seen.address or value.data_ptr() == seen.address)):
+                continue  # whether an input is given or not, the layout tells
+            is_same = seen.is_same(value)
+            if is_same is None:
+                doubtful.append((name, seen.value, value))
+            elif not is_same:
+                moved.append(name)
+        moved += _different(doubtful)
+        for name in (*moved, *(name for name, _, _ in doubtful)):
+            known[name] = _Seen(found[name])
+        if branch in self._compared:
+            self.change(step, moved)
+        else:
+            self._compared.add(branch)
+            self._branches[branch] = {name: seen for name, seen in known.items() if name not in moved}
+        return self.latest
+
+    def tell(self, step: int, name: str, value: Hashable) -> None:
+        """Take the present value of a condition that is no input of a call."""
+        if self._told.setdefault(name, value) != value:
+            self._told[name] = value
+            self.change(step, [name])
+
+    def change(self, step: int, names: Iterable[str]) -> None:
+        """Note which conditions have changed since the step before."""
+        for name in names:
+            self.latest = step
+            if step not in (steps := self.changes.setdefault(name, [])):
+                steps.append(step)
+
+
+class _Seen:
+    """An input as it was at the latest call.
+
+    Attributes:
+        value: the input itself, so that its memory is not used for another one.
+        version: number of its changes in place; None if they are not counted, or for what is no tensor.
+        address: of its first element.
+    """
+
+    __slots__ = ("address", "value", "version")
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.version, self.address = value, version(value), 0
+        if isinstance(value, torch.Tensor):
+            self.address = value.data_ptr()
+
+    def is_same(self, now: Any) -> bool | None:
+        """Whether an input is as this one; None if the content decides."""
+        before = self.value
+        if not isinstance(before, torch.Tensor) or not isinstance(now, torch.Tensor):
+            return type(now) is type(before) and bool(now == before)
+        is_untouched = version(before) == self.version and before.data_ptr() == self.address
+        if now is before or not is_untouched:
+            return is_untouched  # what it was before is gone
+        if (now.shape, now.dtype, now.device) != (before.shape, before.dtype, before.device):
+            return False
+        if now.data_ptr() == self.address != 0 and now.stride() == before.stride():
+            return True
+        return None
+
+
+def _collect(value: Any, name: str, found: dict[str, Any]) -> None:
+    """Gather tensors and plain values by their places."""
+    if isinstance(value, _LEAVES):
+        found[name] = value
+    elif isinstance(value, Mapping):
+        for key, each in value.items():
+            _collect(each, f"{name}.{key}", found)
+    elif isinstance(value, (list, tuple)):
+        for place, each in enumerate(value):
+            _collect(each, f"{name}[{place}]", found)
+
+
+def _different(pairs: Collection[tuple[str, torch.Tensor, torch.Tensor]]) -> list[str]:
+    """The names of tensors whose contents differ. Cost: waits for the device once if there are some on one."""
+    flags = [(now != before).any() for _, before, now in pairs if not now.is_meta]
+    if not flags:
+        return []
+    is_other = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
+    names = [name for name, _, now in pairs if not now.is_meta]
+    return [name for name, differs in zip(names, is_other, strict=True) if differs]
+
+
+def version(value: Any) -> int | None:
+    """The number of changes in place of a tensor; None if they are not counted, or for what is no tensor."""
+    return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None
