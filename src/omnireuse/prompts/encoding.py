@@ -135,11 +135,12 @@ class Encoding:
             self._is_paused = False
 
     def _note(self, path: str, root: nn.Module) -> None:
-        self._noted |= set(map(id, root.modules()))
         try:
-            self.before.ran[path] = self._call.survey(path, root)
+            survey = self.before.ran[path] = self._call.survey(path, root)
+            self._noted |= survey.identities
         except UnkeyableError as error:  # the call itself goes on
             self._error = error
+            self._noted |= set(map(id, root.modules()))
 
 
 def note_run(module: nn.Module, _inputs: Any) -> None:

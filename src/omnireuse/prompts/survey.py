@@ -14,6 +14,7 @@ import functools
 import gc
 import itertools
 import logging
+import operator
 import re
 import sys
 import threading
@@ -386,8 +387,9 @@ def _referents(survey: Survey) -> tuple[list[Any], list[type]]:
     return values, list(map(type, values))
 
 
+_version = operator.attrgetter("_version")
 _LOOKS: tuple[Callable[[Any], Any], ...] = (
-    lambda s: [tensor._version for tensor in s.tensors],
+    lambda s: list(map(_version, s.tensors)),
     lambda s: list(map(torch.Tensor.data_ptr, s.tensors)),
     lambda s: gc.get_referents(*s._layers),
     lambda s: any(s._empty),

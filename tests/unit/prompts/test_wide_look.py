@@ -456,3 +456,59 @@ def test_a_bypassing_call_counts_as_one_that_left_something():
     assert (cache.hits, cache.bypassed) == (1, 1)
     pipeline.opts["scale"] = 5.0
     assert torch.equal(pipeline.encode_prompt("cat"), Plain.encode_prompt(pipeline, "cat") * 5)
+
+
+class Compiled(Plain):
+    def __init__(self):
+        super().__init__()
+        self.factor, self.helper = 2.0, helper
+
+    def scaled(self, h):
+        return h * self.factor
+
+    def encode_prompt(self, prompt):
+        ids = torch.tensor([[ord(c) for c in prompt]])
+        return self.scaled(self.helper(self.encoder.layers[0](self.encoder.table(ids))))
+
+
+def helper(h):
+    return torch.tanh(h) + 1
+
+
+def compiled(what):
+    return torch.compile(what, backend="eager")
+
+
+IDIOMS = {
+    "module": lambda p: p.encoder.layers.__setitem__(0, compiled(p.encoder.layers[0])),
+    "compile()": lambda p: p.encoder.layers[0].compile(backend="eager"),
+    "forward": lambda p: setattr(p.encoder.layers[0], "forward", compiled(p.encoder.layers[0].forward)),
+    "helper": lambda p: setattr(p, "helper", compiled(p.helper)),
+    "method": lambda p: setattr(p, "scaled", compiled(p.scaled)),
+    "encode_prompt": lambda p: setattr(p, "encode_prompt", compiled(p.encode_prompt)),
+}
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("idiom", IDIOMS)
+def test_whatever_is_compiled_gives_equal_results_and_is_watched(idiom, is_warm):
+    torch._dynamo.reset()
+    pipeline, twin = Compiled(), Compiled()
+    IDIOMS[idiom](pipeline)
+    if is_warm:
+        for _ in range(2):
+            pipeline.encode_prompt("cat")
+    own = pipeline.encode_prompt
+    cache = install_prompt_embed_cache(pipeline)
+    for _ in range(3):
+        assert torch.equal(pipeline.encode_prompt("cat"), twin.encode_prompt("cat"))
+    assert cache.hits >= 1
+    for p in (pipeline, twin):
+        p.encoder.layers[0].weight.add_(1)
+        p.encoder.table.weight.mul_(2)
+    assert torch.equal(pipeline.encode_prompt("cat"), twin.encode_prompt("cat"))
+    if is_warm:
+        with torch.compiler.set_stance("fail_on_recompile"):
+            assert torch.equal(own("cat"), twin.encode_prompt("cat"))
+    pipeline.factor = twin.factor = 3.0
+    assert torch.equal(pipeline.encode_prompt("cat"), twin.encode_prompt("cat"))
