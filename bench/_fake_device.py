@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from bench._true_size import Sampler
-from omnireuse.hooks import steps
+from omnireuse.hooks import clock
 
 __all__ = ["FakeSampler", "HostReads", "fake_device", "outside", "real"]
 
@@ -89,8 +89,8 @@ def fake_device() -> Iterator[torch.device]:
     """Within it, tensors have no data. A run's noise levels, one read a run, are real: decisions follow from them."""
     device = _registered()
     with ExitStack() as stack:
-        read = outside(steps.noise_levels)
-        stack.enter_context(mock.patch.object(steps, "noise_levels", read))
+        read = outside(clock.noise_levels)
+        stack.enter_context(mock.patch.object(clock, "noise_levels", read))
         stack.enter_context(mock.patch.object(FakeTensor, "tolist", _listed))
         stack.enter_context(mock.patch.object(FakeTensor, "numpy", _zeros))
         # torch moves weights by swapping storages, which these tensors have not.

@@ -1,45 +1,62 @@
-"""Which files of the package one reused step passes, from the call of the denoiser to the step of the scheduler.
+"""The calls of one reused step within the package, from the denoiser's cache context to the end of the step.
 
     python scripts/hops.py [--check]
 
-Runs the reference image pipeline with the default and with its calibrated profile, follows the first reused step behind
-the middle of the run with `sys.setprofile`, and prints the files in the order in which they are entered.
-With ``--check`` more files than the limit are an error.
+Runs the reference image pipeline with the default, without and with `callback_on_step_end`, and with its calibrated
+profile, follows the first reused step behind the middle of the run with `sys.setprofile`, and prints its functions in
+the order in which they are entered. With ``--check`` more calls or changes of file than the limits are an error, and so
+are stations of docs/explanation/one-step.md that a step with a callback does not pass in the page's order.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 import omnireuse
 from reference.case import IMAGES
 
 ROOT = str(Path(omnireuse.__file__).parent)
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "one-step.md"
 STEPS = 28
-LIMIT = 12
-"""Files; may only go down."""
+
+
+class Call(NamedTuple):
+    """A function of the package that was entered."""
+
+    file: str
+    function: str
+
+
+class Limit(NamedTuple):
+    """Of calls and changes of file in a reused step; may only go down."""
+
+    calls: int
+    changes: int
+
+
+LIMITS = {"default": Limit(51, 21), "with a callback": Limit(66, 31), "calibrated": Limit(96, 42)}
 
 
 class Hops:
-    """The files entered at each step of a run."""
+    """The functions entered at each step of a run."""
 
     def __init__(self) -> None:
-        self.by_step: list[list[str]] = []
-        self._entered: list[str] = []
+        self.by_step: list[list[Call]] = []
+        self._entered: list[Call] = []
 
     def watch(self, frame: FrameType, event: str, _: Any) -> None:
         """Take one event of `sys.setprofile`."""
         name = frame.f_code.co_filename
         if event == "call" and name.startswith(ROOT):
-            self._entered.append(name.removeprefix(ROOT + "/"))
+            self._entered.append(Call(name.removeprefix(ROOT + "/"), frame.f_code.co_name))
 
     @contextmanager
     def progress_bar(self, *_: Any, **__: Any) -> Iterator[Hops]:
@@ -54,33 +71,53 @@ class Hops:
         sys.setprofile(self.watch)
 
 
-def main() -> None:
-    """Print the files for each way of enabling reuse."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help=f"exit status 1 above {LIMIT} files")
-    check = parser.parse_args().check
-    pipeline = IMAGES.load()
+def reused_step(options: dict[str, Any], call: dict[str, Any]) -> list[Call]:
+    """The calls of the first reused step behind the middle of a run."""
+    pipeline, hops = IMAGES.load(), Hops()
     pipeline.set_progress_bar_config(disable=True)
     prompts = [IMAGES.caption(scene) for scene in IMAGES.held_out(1, seed=11)]
+    with omnireuse.enable(pipeline, **options) as handle:
+        pipeline.progress_bar = hops.progress_bar
+        try:
+            IMAGES.generate(pipeline, prompts, [0], num_inference_steps=STEPS, **call)
+        finally:
+            sys.setprofile(None)
+        reused = {event.step for event in handle.events if event.reused}
+    return hops.by_step[min(step for step in reused if step >= STEPS // 2)]
+
+
+def stations(page: Path = PAGE) -> list[str]:
+    """The functions that the headings of the page name, in their order."""
+    return re.findall(r"^## \d+\. .*`(\w+)`", page.read_text("utf-8"), re.MULTILINE)
+
+
+def missed(named: list[str], calls: list[Call]) -> list[str]:
+    """The functions that are not entered in this order."""
+    entered = iter([call.function for call in calls])
+    return [name for name in named if name not in entered]
+
+
+def main() -> None:
+    """Print the calls for each way of enabling reuse."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="exit status 1 above a limit")
+    given, untuned = parser.parse_args(), {"tune": False}
     profile = IMAGES.find(None) / "profiles" / f"{IMAGES.name}-{STEPS}-guided.json"
-    for name, options in (("default", {"tune": False}), ("calibrated", {"profile": str(profile)})):
-        hops = Hops()
-        with omnireuse.enable(pipeline, **options) as handle:
-            pipeline.progress_bar = hops.progress_bar
-            try:
-                IMAGES.generate(pipeline, prompts, [0], num_inference_steps=STEPS)
-            finally:
-                sys.setprofile(None)
-                del pipeline.progress_bar
-            reused = {event.step for event in handle.events if event.reused}
-        step = min(step for step in reused if step >= STEPS // 2)
-        entered = hops.by_step[step]
-        files, changes = Counter(entered), sum(a != b for a, b in pairwise(entered))
-        print(f"{name}: step {step} passes {len(files)} files in {len(entered)} calls with {changes} changes of file")
-        for file, calls in files.items():
-            print(f"    {calls:3}  {file}")
-        if check and len(files) > LIMIT:
-            sys.exit(f"{name}: {len(files)} files are above {LIMIT}")
+    ways: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "default": (untuned, {}),
+        "with a callback": (untuned, {"callback_on_step_end": lambda *_: {}}),
+        "calibrated": ({"profile": str(profile)}, {}),
+    }
+    for name, (options, call) in ways.items():
+        calls = reused_step(options, call)
+        found = Limit(len(calls), sum(a.file != b.file for a, b in pairwise(calls)))
+        print(f"{name}: {found.calls} calls with {found.changes} changes of file")
+        for each in calls:
+            print(f"    {each.file:28} {each.function}")
+        if given.check and (found.calls > LIMITS[name].calls or found.changes > LIMITS[name].changes):
+            sys.exit(f"{name}: above {LIMITS[name]}")
+        if given.check and name == "with a callback" and (lost := missed(stations(), calls)):
+            sys.exit(f"{PAGE.name}: a reused step does not enter {', '.join(lost)} in this order")
 
 
 if __name__ == "__main__":

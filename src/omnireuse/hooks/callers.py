@@ -93,7 +93,7 @@ def callbacks_aside(
     """
 
     def called(proceed: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        before = _tensors_of(given)
+        before = {} if after is None else _tensors_of(given)
         token = CALLERS.set((*CALLERS.get(), _CALLBACK))
         try:
             result = proceed(*given, **named)

@@ -22,14 +22,13 @@ from torch.utils import _pytree as pytree
 
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.callers import CALLERS, is_called_by
+from omnireuse.hooks.clock import NAMES, Asked, Begin, Clock, StepHint
 from omnireuse.hooks.companions import Companions
 from omnireuse.hooks.denoisers import adapter_scales, adapters_of, model_name, parameters_of, unwrapped
 from omnireuse.hooks.interception import Handler
 from omnireuse.hooks.parts import Guided, Parts
 from omnireuse.hooks.regions.cuts import Cuts
-from omnireuse.hooks.run import Chooser, DenoiserCall, Layout, Region, Run, previous_sample
-from omnireuse.hooks.steps import Asked, Begin, StepHint, Steps
-from omnireuse.hooks.timesteps import NAMES
+from omnireuse.hooks.run import Chooser, DenoiserCall, Layout, Region, Run
 from omnireuse.loop.events import FellBack, Hooks
 from omnireuse.loop.generation import layout_of
 from omnireuse.loop.stepper import Stepper
@@ -37,7 +36,7 @@ from omnireuse.loop.stepper import Stepper
 if TYPE_CHECKING:
     from omnireuse.hooks.inert import InertRuns
 
-__all__ = ["Live", "Loop", "SeveralOutputsError", "StepRegion", "kinds_of", "next_step"]
+__all__ = ["Live", "Loop", "SeveralOutputsError", "StepRegion", "kinds_of", "next_step", "previous_sample"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -70,30 +69,11 @@ class Loop:
         """The cache context that the pipeline has entered."""
         self.final: torch.Tensor | None = None
         """The latents that the scheduler has returned last."""
-        self.steps, self.companions, self.guided = Steps(in_call=call is not None), Companions(), Guided()
-
-    def place(self, asked: Asked, *, is_watched: bool, expected: int | None, taken: object) -> Run | Begin | None:
-        """The run that a denoiser call belongs to, moved on to its step, or the run that begins with it; None for a
-        call that belongs to none.
-
-        Args: as `Steps.move`.
-        """
-        steps, run = self.steps, self.run
-        if run is not None and steps.scheduler is None:
-            if self.call is None and steps.is_foreign(run, asked):
-                return None
-            if run.is_stepped:
-                return run
-        move = steps.move(run, asked, is_watched=is_watched, expected=expected, taken=taken)
-        if run is None or not isinstance(move, int):
-            return move if isinstance(move, Begin) else None
-        for _ in range(move):
-            next_step(run)
-        return run
+        self.clock, self.companions, self.guided = Clock(in_call=call is not None), Companions(), Guided()
 
     def end(self) -> Run | None:
         """Forget what is known of the loop; returns the run that ends with it, if one is under way."""
-        self.steps.forget()
+        self.clock.forget()
         self.guided.batch = None
         run, self.run = self.run, None
         return run
@@ -132,14 +112,14 @@ class Live(ABC):
     def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         """The pipeline names the branch of the denoiser calls within, and may say which step it is at."""
         loop = self._loops.now
-        outer = loop.context, loop.steps.hint
+        outer = loop.context, loop.clock.hint
         loop.context = name
-        loop.steps.hint = StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma")))
+        loop.clock.hint = StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma")))
         try:
             with proceed(name, *args, **kwargs) as entered:
                 yield entered
         finally:
-            loop.context, loop.steps.hint = outer
+            loop.context, loop.clock.hint = outer
 
     def _denoiser_called(self, index: int, module: torch.nn.Module) -> Handler:
         """The handler of one denoiser's calls."""
@@ -149,13 +129,13 @@ class Live(ABC):
             loop, callers = self._loops.now, CALLERS.get()
             run, given_name = loop.run, loop.context or loop.guided.batch
             # The scheduler's steps tell those of the pipeline's own call. All else is looked at.
-            is_told = run is not None and run.is_stepped and loop.call is not None and loop.steps.scheduler is None
+            is_told = run is not None and run.is_stepped and loop.call is not None and loop.clock.scheduler is None
             if not (is_told and callers and callers[-1] is self._pipeline()):
                 run = self._run_of(loop, Asked(module, index, given_name, args, kwargs))
             if run is None:
                 self.calls_outside += 1
                 return proceed(*args, **kwargs)
-            sigma = loop.steps.hint.sigma
+            sigma = loop.clock.hint.sigma
             if sigma is not None and run.generation.level.sample_weight is None:
                 run.sigma_told(float(sigma))
             order = run.orders[index]
@@ -210,7 +190,10 @@ class Live(ABC):
         region = run.region
         try:
             run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
-            moved = loop.steps.moved_to(run, values.get("timestep"))
+            due, given = loop.clock.due, values.get("timestep")
+            # By its address, as a loop over the scheduler's timesteps hands it on.
+            is_due = type(given) is torch.Tensor and given.ndim == 0 and given.data_ptr() == due.get(run.step)
+            moved = None if is_due else loop.clock.moved_to(run, given)
             # The first step was computed, and what it has given belongs to another step.
             if moved is None or run.step:
                 output = region.scheduler_step(run, values["model_output"], values["sample"])
@@ -325,6 +308,14 @@ def form_of(
     options.sort()
     scales = adapter_scales(module) if "peft_config" in vars(module) else None
     return given, tuple(options), Layout(tuple(tensors), scales, (), denoiser, controls)
+
+
+def previous_sample(result: Any) -> torch.Tensor | None:
+    """The latents that a scheduler's step returned, in whatever form; None if there are none."""
+    sample = getattr(result, "prev_sample", None)
+    if sample is None and isinstance(result, (tuple, list)) and result:
+        sample = result[0]
+    return sample if isinstance(sample, torch.Tensor) else None
 
 
 def end_step(run: Run, latents: torch.Tensor | None) -> bool:

@@ -58,7 +58,9 @@ class Parts:
             self._intercept(str(place), denoiser, self._on_denoisers)
 
     def refresh_others(self, pipeline: Any) -> None:
-        """Intercept the pipeline's present other parts, if any is another one or bypassed."""
+        """Intercept the pipeline's present other parts, if any is another one or bypassed; none after `undo`."""
+        if not self.denoisers:
+            return
         parts, is_same = dict[str, Any](), bool(self._others)
         for name in ("scheduler", *COMPANIONS, *GUIDERS):
             parts[name] = getattr(pipeline, name, None)

@@ -33,7 +33,6 @@ __all__ = [
     "RegionFactory",
     "Run",
     "RunStart",
-    "previous_sample",
 ]
 
 
@@ -148,14 +147,6 @@ class Run:
         values = torch.stack([value.to(device, torch.float32) for _, value in self.magnitudes]).tolist()
         steps = [step for step, _ in self.magnitudes]
         return next((step for step, value in zip(steps, values, strict=True) if not math.isfinite(value)), None)
-
-
-def previous_sample(result: Any) -> torch.Tensor | None:
-    """The latents that a scheduler's step returned, in whatever form; None if there are none."""
-    sample = getattr(result, "prev_sample", None)
-    if sample is None and isinstance(result, (tuple, list)) and result:
-        sample = result[0]
-    return sample if isinstance(sample, torch.Tensor) else None
 
 
 class Region(ABC):

@@ -20,13 +20,13 @@ import torch
 from omnireuse.base.validation import field_error, is_whole
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.callers import CallerWatch, callbacks_aside, calling, foreign_caller
+from omnireuse.hooks.clock import Asked, Begin
 from omnireuse.hooks.denoisers import check_agreement, parameters_of, unwrapped
 from omnireuse.hooks.extension import ByCalls, Extension, PipelineCall
 from omnireuse.hooks.interception import Handler, Interception, intercept
 from omnireuse.hooks.live import Live, Loop, Loops, SeveralOutputsError, StepRegion, end_step, next_step
 from omnireuse.hooks.parts import GUIDERS, caches_on, guider_handlers
 from omnireuse.hooks.run import Chosen, Region, RegionFactory, Run, RunStart
-from omnireuse.hooks.steps import Asked, Begin
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.events import FellBack, Hooks, RunEnded, Unlike
 from omnireuse.loop.generation import Generation
@@ -190,7 +190,7 @@ class Session(Live):
             raise field_error("expect", "num_inference_steps", "be a whole number ≥ 1 or None", num_inference_steps)
         self._refresh()
         self._end()
-        self.loop.steps.announce()
+        self.loop.clock.announce()
         self._expected = num_inference_steps
 
     def advance(self, latents: torch.Tensor | None) -> None:
@@ -225,7 +225,7 @@ class Session(Live):
         self._refresh()
         pipeline, outside = self.pipeline, self.calls_outside
         loop, loops = Loop(call.choose, (pipeline, args, kwargs)), self._loops
-        loop.steps.announce()
+        loop.clock.announce()
         loops.calls.append(loop)
         loops.now = loop
         try:
@@ -245,7 +245,7 @@ class Session(Live):
         """Handle the end of a callback, which may have replaced the scheduler, or conditions of the next step."""
         if self._is_open:
             self._parts.refresh_others(self._pipeline())
-        if (run := self.loop.run) is not None:
+        if (run := self._loops.now.run) is not None:
             run.is_touched = True
             run.conditions.change(run.step, (name for name in changed if name != "latents"))
 
@@ -269,7 +269,7 @@ class Session(Live):
         self.loop.companions.begin()
         if self._parts.are_bypassed:
             self._refresh()
-        self.loop.steps.scheduler = self._parts.scheduler
+        self.loop.clock.scheduler = self._parts.scheduler
         return result
 
     def _run_of(self, loop: Loop, asked: Asked) -> Run | None:
@@ -283,13 +283,18 @@ class Session(Live):
                         " and reuses nothing itself; call omnireuse.enable on it, too"
                     )
             return None
-        if loop.steps.scheduler is not None:
+        if loop.clock.scheduler is not None:
             check_agreement(self.strategy.policy, self._agreement, asked.module)
         taken, is_watched = getattr(self.pipeline, "num_timesteps", None), self._parts.scheduler is not None
-        found = loop.place(asked, is_watched=is_watched, expected=self._expected, taken=taken)
+        run, clock = loop.run, loop.clock
+        found = clock.move(run, asked, is_watched=is_watched, expected=self._expected, taken=taken)
         if isinstance(found, Begin):
             return self._begin(found, () if asked.latents is None else tuple(asked.latents.shape))
-        return found
+        if run is None or found is None:
+            return None
+        for _ in range(found):
+            next_step(run)
+        return run
 
     def _companion_called(self, name: str, module: torch.nn.Module) -> Handler:
         """The handler of the calls of one companion."""
@@ -299,7 +304,7 @@ class Session(Live):
             if not self._is_caller():
                 return proceed(*args, **kwargs)
             loop = self.loop
-            run = loop.run if loop.steps.scheduler is None else None
+            run = loop.run if loop.clock.scheduler is None else None
             reuses = run is not None and run.is_reused_by_schedule and type(run.region) is StepRegion
             given = {**dict(zip(names, args, strict=False)), **kwargs}
             return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), given, proceed, args, kwargs)

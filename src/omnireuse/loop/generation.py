@@ -20,7 +20,7 @@ import torch
 
 from omnireuse.base.validation import field_error, is_whole
 from omnireuse.errors import StateError
-from omnireuse.forecasters.base import held_bytes
+from omnireuse.forecasters.base import Forecaster, held_bytes
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.branch_state import BranchState
 from omnireuse.loop.events import Choice, Decision, Hooks, observing
@@ -92,7 +92,8 @@ class Generation(Stepper):
         """Number of steps; None if it is not known."""
         self.levels = tuple(levels)
         """Noise level of each step; empty if unknown."""
-        plan = strategy.for_run(steps, self.levels)
+        self.plan = plan = strategy.for_run(steps, self.levels)
+        """What is known of the run before it begins."""
         self.noises, self.schedule, self.forecaster = plan.noises, plan.schedule, plan.forecaster
         self.outputs = Parametrization(plan.target, is_required=strategy.prediction_target is not None)
         """Between the model's outputs and the remembered values."""
@@ -272,38 +273,32 @@ class Generation(Stepper):
         self, state: BranchState, view: StepView, leader: bool | None, is_changed: bool, is_paused: bool
     ) -> tuple[bool, str]:
         """Reuse or compute, with the reason: the policy answers, and the first guard that holds overrules it."""
-        policy, schedule, longest = self.strategy.policy, self.schedule, self.strategy.max_consecutive
+        policy, longest, row, must = self.strategy.policy, self.strategy.max_consecutive, self.row, self.row.must
         # The policy is asked before the guards, so that one that cannot serve this run says so at the first step.
         if leader is not None:
             is_wanted = leader
-        elif schedule is not None:
-            is_wanted = view.index not in schedule
+        elif row.reuses is not None:
+            is_wanted = row.reuses
         else:
             is_wanted = policy.wants_reuse(policy.start() if is_changed else state.policy, view)
-        index, must = view.index, None
-        is_last = view.total is not None and index >= view.total - 1
-        if index == 0:
-            must = "first"
-        elif is_last and policy.compute_last and (schedule is None or index in schedule):
-            must = "last"
-        elif is_paused:
-            must = "paused"
+        if must is not None:
+            pass
         elif is_changed:
-            must = "layout"
+            must = "paused" if is_paused else "layout"
         elif not state.primed:
             must = "unprimed"
         elif view.drift is not None and not math.isfinite(view.drift):
             must = "nonfinite"
         elif longest is not None and state.consecutive >= longest:
             must = "longest"
-        elif is_wanted and self.outputs.target in ("x0", "velocity") and not self.level.output_weight:
+        elif is_wanted and self.outputs.target in ("x0", "velocity") and not row.level.output_weight:
             must = "noiseless"
         return is_wanted and must is None, must or ("policy" if leader is None else "together")
 
     def predict_outputs(self, choice: Choice, samples: Sequence[torch.Tensor | None]) -> list[torch.Tensor]:
         """The forecasts of the model's outputs, in their dtypes."""
         started, state = perf_counter(), self.state_of(choice)
-        outputs = self.outputs.outputs(self.level, samples, self.forecasts(state), state.output_dtypes)
+        outputs = self.outputs.outputs(self.row.factors, samples, self.forecasts(state), state.output_dtypes)
         self.conclude(choice, state, started)
         return outputs
 
@@ -336,7 +331,7 @@ class Generation(Stepper):
             forecasts=partial(self.forecasts, state),
         )
         self.conclude(choice, state, started, error=error, corrected=corrected is not None)
-        return None if corrected is None else algebra.outputs(self.level, samples, corrected, state.output_dtypes)
+        return None if corrected is None else algebra.outputs(self.row.factors, samples, corrected, state.output_dtypes)
 
     def pass_by(self, choice: Choice) -> None:
         """Record a computed step without remembering anything of it."""
@@ -350,7 +345,8 @@ class Generation(Stepper):
     def advance(self) -> None:
         """End the step."""
         before = self.forecaster
-        self.forecaster = before.after_calls(self.index, len(self._done))
+        if type(before).after_calls is not Forecaster.after_calls:
+            self.forecaster = before.after_calls(self.index, len(self._done))
         if self.forecaster is not before:
             self._states.clear()
         self._move_to(self.index + 1)
@@ -358,17 +354,15 @@ class Generation(Stepper):
         self._leads.clear()
 
     def _move_to(self, index: int) -> None:
-        self.index = index
-        """The current step, counted from 0."""
-        is_known = index < len(self.levels)
-        self.call_at(self.levels[index] if is_known else NoiseLevel(sigma=None, coordinate=float(index)))
+        self.index, self.row = index, self.plan.rows[index] if index < len(self.plan.rows) else self.plan.row(index)
+        """The current step, counted from 0, and what is known of it."""
+        self.level, self.coordinate = self.row.level, self.row.coordinate
+        """The noise level at which the model is called, and that on the strategy's axis."""
 
     def call_at(self, level: NoiseLevel) -> None:
         """Set the noise level of the model's calls until the step ends, as solvers do between two steps."""
-        self.level = level
-        """The noise level at which the model is called."""
-        self.coordinate = float(self.index) if self.strategy.axis == "steps" else level.coordinate
-        """That level on the strategy's axis."""
+        self.row = self.plan.row(self.index, level)
+        self.level, self.coordinate = level, self.row.coordinate
 
     def begin_at(self, step: int, remembered: Generation | None = None) -> None:
         """Begin at a later step of a run, with the memory of the generation of the steps before, under an equal

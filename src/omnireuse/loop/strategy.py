@@ -59,6 +59,24 @@ _SIGNALS_OF = {
 }
 
 
+class Row(NamedTuple):
+    """What is known of a step before the run.
+
+    Attributes:
+        level: its noise level.
+        coordinate: that level on the strategy's axis.
+        reuses: whether the schedule forecasts it; None if the policy measures.
+        must: "first" or "last" if it is computed whatever the policy says.
+        factors: a and b of the remembered value, a · latents + b · output; None if it is no such value.
+    """
+
+    level: NoiseLevel
+    coordinate: float
+    reuses: bool | None
+    must: str | None
+    factors: tuple[float, float] | None
+
+
 class RunPlan(NamedTuple):
     """The parts of a strategy that depend on the run.
 
@@ -68,12 +86,27 @@ class RunPlan(NamedTuple):
             may compute more: a step whose inputs changed shape computes.
         forecaster: the strategy's, for this run.
         target: the value to remember.
+        strategy: that the plan is of.
+        total: number of steps; None if it is not known.
+        rows: what is known of each step whose noise level is known.
     """
 
     noises: tuple[float, ...] | None
     schedule: frozenset[int] | None
     forecaster: Forecaster
     target: str
+    strategy: Strategy
+    total: int | None
+    rows: tuple[Row, ...] = ()
+
+    def row(self, step: int, level: NoiseLevel | None = None) -> Row:
+        """What is known of a step at a noise level, which may be unknown."""
+        level = level or NoiseLevel(sigma=None, coordinate=float(step))
+        reuses = None if self.schedule is None else step not in self.schedule
+        is_last = self.total is not None and step >= self.total - 1 and self.strategy.policy.compute_last and not reuses
+        coordinate = float(step) if self.strategy.axis == "steps" else level.coordinate
+        must = "first" if step == 0 else "last" if is_last else None
+        return Row(level, coordinate, reuses, must, level.factors(self.target))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,14 +228,15 @@ class Strategy:
         is_known = bool(known) and all(level.sample_weight is not None for level in known)
         noises = tuple(level.coordinate for level in known) if is_known else None
         schedule = self.policy.schedule(total, noises) if total else None
-        if total is None or schedule is None:
-            return RunPlan(noises, None, self.forecaster, self.chosen_target)
-        places = noises if self.axis == "noise" else None
-        target, corrects = self._remembered(known, places)
-        forecaster = self.forecaster.for_run(total, tuple(sorted(schedule)), places, target)
-        left: Any = forecaster
-        forecaster = replace(left, corrects=corrects) if forecaster.corrects is None else forecaster
-        return RunPlan(noises, schedule, forecaster, target)
+        target, forecaster = self.chosen_target, self.forecaster
+        if total is not None and schedule is not None:
+            places = noises if self.axis == "noise" else None
+            target, corrects = self._remembered(known, places)
+            forecaster = forecaster.for_run(total, tuple(sorted(schedule)), places, target)
+            left: Any = forecaster
+            forecaster = replace(left, corrects=corrects) if forecaster.corrects is None else forecaster
+        plan = RunPlan(noises, schedule, forecaster, target, self, total)
+        return plan._replace(rows=tuple(map(plan.row, range(len(levels)), levels)))
 
     def _remembered(self, levels: Sequence[NoiseLevel], places: tuple[float, ...] | None) -> tuple[str, bool]:
         """What a run with a schedule remembers, and whether computed steps correct the latents for the forecasts before

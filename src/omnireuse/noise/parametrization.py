@@ -65,27 +65,24 @@ class NoiseLevel:
         is_known = self.sample_weight is not None and bool(self.output_weight)
         return is_known and sample is not None and sample.shape == output.shape and output.is_floating_point()
 
-    def weights_of(self, target: str) -> tuple[float, float]:
-        """a and b of a · sample + b · output: of "x0", or of "velocity" = (flow_scale · sample − x0) / coordinate."""
-        assert self.sample_weight is not None
-        assert self.output_weight is not None
+    def factors(self, target: str) -> tuple[float, float] | None:
+        """a and b of a · sample + b · output: of "x0", or of "velocity" = (flow_scale · sample − x0) / coordinate. None
+        if that is not defined here, or for another target."""
+        if self.sample_weight is None or not self.output_weight:
+            return None
         if target == "x0":
             return self.sample_weight, self.output_weight
-        assert self.flow_scale is not None
+        if target != "velocity" or self.flow_scale is None or not self.coordinate:
+            return None
         return (self.flow_scale - self.sample_weight) / self.coordinate, -self.output_weight / self.coordinate
 
     def value_of(self, sample: torch.Tensor, output: torch.Tensor, target: str = "x0") -> torch.Tensor:
         """x0 or the velocity, in float32 at least: their differences are small beside the terms."""
-        of_sample, of_output = self.weights_of(target)
+        factors = self.factors(target)
+        assert factors is not None, "it is defined here"
+        of_sample, of_output = factors
         dtype = torch.promote_types(output.dtype, torch.float32)
         return torch.add(sample.to(dtype) * of_sample, output.to(dtype), alpha=of_output)
-
-    def output_of(
-        self, sample: torch.Tensor, value: torch.Tensor, dtype: torch.dtype, target: str = "x0"
-    ) -> torch.Tensor:
-        """The model output that `value_of` would turn into `value`: (value − a · sample) / b."""
-        of_sample, of_output = self.weights_of(target)
-        return value.sub(sample.to(value.dtype), alpha=of_sample).div_(of_output).to(dtype)
 
 
 class Parametrization:
@@ -150,21 +147,24 @@ class Parametrization:
 
     def outputs(
         self,
-        level: NoiseLevel,
+        factors: tuple[float, float] | None,
         samples: Sequence[torch.Tensor | None],
         values: Sequence[torch.Tensor],
         dtypes: Sequence[torch.dtype],
     ) -> list[torch.Tensor]:
-        """The outputs that remembered or forecast values stand for; new tensors."""
+        """The outputs that remembered or forecast values stand for, (value − a · sample) / b with the `factors` of this
+        step; new tensors."""
         if self.target is None or self.target == "output":
             return [value.clone() for value in values]
         outputs = []
         for sample, value, dtype in zip(samples, values, dtypes, strict=True):
             assert sample is not None, "this target was chosen with a sample"
-            is_residual = self.target == "residual"
-            outputs.append(
-                sample + value if is_residual else level.output_of(sample.detach(), value, dtype, self.target)
-            )
+            if self.target == "residual":
+                outputs.append(sample + value)
+                continue
+            assert factors is not None, "a step without noise is computed"
+            given = sample.detach().to(value.dtype)
+            outputs.append(value.sub(given, alpha=factors[0]).div_(factors[1]).to(dtype))
         return outputs
 
     def scales(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.hooks.run import previous_sample
+from omnireuse.hooks.live import previous_sample
 
 __all__ = ["Arithmetic", "next_latents"]
 

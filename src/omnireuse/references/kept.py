@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse.hooks.clock import NAMES
 from omnireuse.hooks.denoisers import adapter_scales
-from omnireuse.hooks.timesteps import NAMES
 from omnireuse.references.declared import Split
 
 __all__ = ["Kept"]

@@ -45,6 +45,27 @@ def test_hits_equal_the_direct_call(name):
     uninstall_prompt_embed_cache(pipeline)
 
 
+@pytest.mark.parametrize("name", sweep(ALL, quick={"flux", "sdxl", "lumina2", "wan"}))
+@torch.no_grad()
+def test_equal_calls_hit_and_no_change_is_missed(name):
+    build, kwargs = ALL[name]
+    pipeline = build()
+    cache = install_prompt_embed_cache(pipeline)
+    for _ in range(3):
+        pipeline.encode_prompt(prompt="a cat", **kwargs)
+    assert (cache.hits, cache.misses, cache.bypassed) == (2, 1, 0)
+    encoder = pipeline.text_encoder
+    for change in (
+        lambda: next(encoder.parameters()).add_(0.5),
+        lambda: encoder.to(torch.bfloat16),
+        lambda: encoder.to(torch.float32),
+        lambda: setattr(pipeline.tokenizer, "padding_side", "left"),
+    ):
+        change()
+        want = type(pipeline).encode_prompt(pipeline, prompt="a cat", **kwargs)
+        same(pipeline.encode_prompt(prompt="a cat", **kwargs), want)
+
+
 @pytest.mark.parametrize(
     ("build", "more"),
     [(stable_diffusion, {"negative_prompt": "bad"}), (flux, {"negative_prompt": "bad", "true_cfg_scale": 2.0})],

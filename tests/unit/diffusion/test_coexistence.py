@@ -199,7 +199,7 @@ def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> 
         "omnireuse.loop.branch_state.measures_errors",
         lambda strategy, _value: strategy.measure_errors or strategy.policy.needs_error,
     )
-    monkeypatch.setattr("omnireuse.hooks.steps.reads_at_once", lambda _tensor: False)
+    monkeypatch.setattr("omnireuse.hooks.clock.reads_at_once", lambda _tensor: False)
     transformer, scheduler = flux.pipe.transformer, flux.pipe.scheduler
     given = FLUX_CALL
     with omnireuse.enable(flux.pipe, strategy_of(**choice)) as handle, monkeypatch.context() as patch:

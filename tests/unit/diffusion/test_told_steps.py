@@ -20,7 +20,7 @@ import omnireuse
 from omnireuse import Blend, Polynomial, Spread, Steps
 from omnireuse.diffusion.cache.magcache import MagCacheConfig, apply_mag_cache_hook
 from omnireuse.diffusion.cache.teacache import TeaCacheConfig, apply_teacache_hook, register_extractor
-from omnireuse.hooks.timesteps import StepsByTimestep, timestep_of
+from omnireuse.hooks.clock import StepsByTimestep, timestep_of
 from omnireuse.summary.prometheus import StepReuseCollector
 from tests.helpers.foreign import IDENTITY, Foreign, take_apart
 from tests.helpers.tiny import TINY

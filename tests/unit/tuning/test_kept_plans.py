@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import json
 import logging
+import math
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -33,7 +35,7 @@ def enabled(tiny: Tiny) -> Any:
 
 
 def tuned(tiny: Tiny) -> None:
-    with enabled(tiny) as handle:
+    with mock.patch("omnireuse.tuning.entry.PATIENCE", math.inf), enabled(tiny) as handle:
         for seed in range(3):
             tiny.run(steps=STEPS, seed=seed)
         assert handle.tuning.state == "ready"

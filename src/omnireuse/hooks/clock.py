@@ -1,30 +1,36 @@
-"""The steps of one sampling loop: which step a denoiser call belongs to, and whether it begins a run.
+"""The clock of one sampling loop: which step a denoiser call belongs to, and whether it begins a run.
 
-A scheduler tells the steps: its `set_timesteps` announces a run, and its `step` is handed the timestep that ends.
-Without a scheduler the step that the pipeline gives to `cache_context` counts. Without either, the number of steps
-comes from `expect`, and a step ends when a call comes with another timestep, or with other latents at an equal one.
+A scheduler tells the steps: its `set_timesteps` announces a run, and its `step` ends a step. Without a scheduler the
+step that the pipeline gives to `cache_context` counts, or the user's `advance`. Timesteps are read only where nobody
+tells: which of the scheduler's steps a loop begins at or goes on with, and, in loops without a scheduler whose steps
+nobody ends, a step ends when a call comes with another timestep, or with other latents at an equal one.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple
+from functools import cached_property, lru_cache
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from omnireuse.base.validation import is_number
-from omnireuse.hooks.denoisers import unwrapped
+from omnireuse.hooks.denoisers import parameters_of, unwrapped
 from omnireuse.hooks.run import Run
-from omnireuse.hooks.timesteps import StepsByTimestep, given_timestep, timestep_of, warn_without_timestep
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 
-__all__ = ["Asked", "Begin", "StepHint", "Steps"]
+__all__ = ["NAMES", "Asked", "Begin", "Clock", "StepHint", "StepsByTimestep", "timestep_of"]
+
+logger = logging.getLogger("omnireuse")
 
 _SCALE_TOLERANCE = 0.01
 """Rounding of a scaled timestep in bfloat16 is 0.4 %."""
+
+NAMES = ("timestep", "timesteps", "t", "sigma", "noise_level")
+"""Names of the argument, the first found counts."""
 
 
 class StepHint(NamedTuple):
@@ -92,12 +98,19 @@ class Timetable:
     def __init__(self, timesteps: Any) -> None:
         found = torch.as_tensor(timesteps)
         self._timesteps = found if found.ndim == 1 else found.new_empty(0)
-        self.count = len(self._timesteps)
+        self.count, self.begin = len(self._timesteps), 0
 
     @cached_property
     def values(self) -> list[float]:
         """The timesteps. Cost: one read of the device, the first time."""
         return [float(each) for each in self._timesteps.tolist()]
+
+    def start(self, begin: int) -> dict[int, int]:
+        """Begin a run at a timestep; returns where the timestep of each of its steps lies in memory."""
+        self.begin, mine = begin, self._timesteps
+        if type(mine) is not torch.Tensor or mine.is_meta or not mine.is_contiguous():
+            return {}
+        return {step - begin: mine.data_ptr() + step * mine.element_size() for step in range(begin, self.count)}
 
     def entry(self, given: Any) -> int | None:
         """The step whose timestep this is by its place in memory, as a loop over the timesteps gets it."""
@@ -126,7 +139,7 @@ class Timetable:
         return [place for place, each in enumerate(self.values) if each == value]
 
 
-class Steps:
+class Clock:
     """The steps of one loop.
 
     Args:
@@ -149,7 +162,8 @@ class Steps:
         self._scheduler: Any = None
         """Of the run under way."""
         self._table: Timetable | None = None
-        self._begin = 0
+        self.due: Mapping[int, int] = {}
+        """The address of each step's timestep."""
         self._hinted: int | None = None
         self._calls_a_step: int | None = None
         self._latents: tuple[torch.Tensor, int | None] | None = None
@@ -165,7 +179,7 @@ class Steps:
         self, run: Run | None, asked: Asked, *, is_watched: bool, expected: int | None, taken: object
     ) -> Begin | int | None:
         """The place of a denoiser call: the number of steps to go on in the run, or the run that it begins; None for a
-        call that belongs to none.
+        call that belongs to no run.
 
         Args:
             run: under way.
@@ -175,6 +189,10 @@ class Steps:
         """
         if self.scheduler is not None:
             return self._scheduled(asked, taken if self._in_call else None)
+        if run is not None and not self._in_call and self._is_foreign(run, asked):
+            return None
+        if run is not None and run.is_stepped:
+            return 0
         if self.hint.step is not None:
             return self._hinted_move(run, self.hint.step, expected, begins=not is_watched)
         if is_watched:
@@ -189,7 +207,8 @@ class Steps:
         if begin is None:
             begin = self._first(table, asked, taken) if self._in_call else self._first_of_loop(table, asked)
         self.forget()
-        self._scheduler, self._table, self._begin, self._hinted = scheduler, table, begin, self.hint.step
+        self._scheduler, self._table, self._hinted = scheduler, table, self.hint.step
+        self.due = table.start(begin)
         levels = noise_levels(scheduler)[begin:]
         total = taken if isinstance(taken, int) and 0 < taken <= len(levels) else len(levels)
         return Begin(total=total, levels=levels, scheduler=scheduler)
@@ -268,16 +287,16 @@ class Steps:
             return _version(latents) == version
         return latents.shape == before.shape and torch.equal(latents, before)
 
-    def is_foreign(self, run: Run, asked: Asked) -> bool:
+    def _is_foreign(self, run: Run, asked: Asked) -> bool:
         """True if a call in a user's own loop has another timestep than the present step: a preview, say.
 
         Known if the loop hands on the scheduler's timesteps, or a multiple of them. A call of the pipeline makes
         previews in callbacks, which are named, so nobody asks for it there.
         """
-        index = self._begin + run.step
-        if self._table is None or index >= self._table.count:
+        table = self._table
+        if table is None or (index := table.begin + run.step) >= table.count:
             return False
-        table, given = self._table, given_timestep(asked.module, asked.args, asked.kwargs)
+        given = given_timestep(asked.module, asked.args, asked.kwargs)
         place = table.entry(given)
         if place is not None:
             return place != index and table.values[place] != table.values[index]
@@ -302,8 +321,8 @@ class Steps:
 
         Cost: none in a loop over the scheduler's timesteps; a timestep of another tensor on a device is not read.
         """
-        table, index = self._table, self._begin + run.step
-        if table is None or index >= table.count or table.entry(timestep) == index:
+        table = self._table
+        if table is None or (index := table.begin + run.step) >= table.count or table.entry(timestep) == index:
             return None
         value = table.read(timestep)
         if value is None or table.values[index] == value:
@@ -311,10 +330,81 @@ class Steps:
         places = sorted(table.places(value), key=lambda place: (place < index, abs(place - index)))
         if not places:
             return None
-        end, self._begin = self._begin + (run.generation.total or 0), places[0]
-        levels = noise_levels(self._scheduler)[self._begin :]
-        total = end - self._begin if 0 < end - self._begin <= len(levels) else len(levels)
+        end, begin = table.begin + (run.generation.total or 0), places[0]
+        self.due = table.start(begin)
+        levels = noise_levels(self._scheduler)[begin:]
+        total = end - begin if 0 < end - begin <= len(levels) else len(levels)
         return Begin(total=total, levels=levels, scheduler=self._scheduler)
+
+
+def given_timestep(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The argument that a denoiser is given as its timestep, by position or by name; None if there is none."""
+    # The class's own signature counts: hooks replace that of an instance.
+    values = {**dict(zip(parameters_of(type(unwrapped(module)).forward), args, strict=False)), **kwargs}
+    for name in NAMES:
+        given = values.get(name)
+        if (isinstance(given, torch.Tensor) and given.numel()) or is_number(given):
+            return given
+    return None
+
+
+def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float | None:
+    """The timestep that a denoiser is called with, as a number; None if there is none.
+
+    Of several (one for each sample or token) it is the largest: tokens that are given and not denoised have 0.
+
+    Cost: one read of the device.
+    """
+    given = given_timestep(module, args, kwargs)
+    return float(given.max()) if isinstance(given, torch.Tensor) else None if given is None else float(given)
+
+
+@lru_cache(maxsize=256)
+def warn_without_timestep(model: str) -> None:
+    """Warn once for each class that nothing is reused, because its steps are not known."""
+    logger.warning(
+        "%s is called without a timestep (looked for %s), and no scheduler tells the steps: nothing is reused; "
+        "enable reuse on a pipeline with its scheduler, or name the argument in the signature of forward",
+        model,
+        ", ".join(NAMES),
+    )
+
+
+class StepsByTimestep:
+    """Steps and runs, told apart by the timesteps of the calls in one thread.
+
+    Within a run timesteps change in one direction, and a run begins when they jump back. They fall as a rule. The
+    first change after an announcement shows the direction. Without one, two changes in a row against the assumed
+    direction reverse it.
+    """
+
+    def __init__(self) -> None:
+        self.last: float | None = None
+        """Timestep of the last call; None before the first of a run."""
+        self._rises = False
+        self._is_announced = False
+        self._against = 0
+
+    def announce(self) -> None:
+        """Announce that the next call begins a run."""
+        self.last, self._is_announced = None, True
+
+    def see(self, now: float) -> Literal["same step", "next step", "next run"]:
+        """The place of a call with this timestep."""
+        before, self.last = self.last, now
+        if before is None:
+            return "next run"
+        if now == before:
+            return "same step"
+        if self._is_announced:
+            self._rises, self._is_announced = now > before, False
+        if (now > before) == self._rises:
+            self._against = 0
+            return "next step"
+        self._against += 1
+        if self._against == 2:
+            self._rises, self._against = not self._rises, 0
+        return "next run"
 
 
 def _version(tensor: torch.Tensor) -> int | None:
