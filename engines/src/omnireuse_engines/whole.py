@@ -125,6 +125,6 @@ class WholeRequests:
         if str(tuning) != self._said and not self._active.target:
             self._said = str(tuning)
             logger.info("omnireuse: %s", tuning)
-        if tuning.state == "off":
+        if tuning.state in ("off", "waiting"):
             return work
         return tuning_figures(tuning.state == "ready", tuning) | work

@@ -99,5 +99,5 @@ def tune(
 
 
 def _refuse_untuned(handle: Handle) -> None:
-    if handle.tuning.state in ("off", "failed"):
+    if handle.tuning.state in ("off", "waiting", "failed"):
         raise StateError(f"tune: {handle.tuning}; enable(tune=False) reuses without measuring")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -84,6 +85,7 @@ class Run:
     Attributes:
         generation: decides, and remembers.
         kind, references: as in `Chosen`.
+        began: when, by `time.perf_counter`.
         region: takes its calls.
         step: the current one, from 0.
         latents: the sample that the scheduler returned last, which the current step starts from.
@@ -101,7 +103,7 @@ class Run:
 
     def __init__(self, generation: Generation, kind: str, region: Region, references: Any = None) -> None:
         self.generation, self.kind, self.region, self.references = generation, kind, region, references
-        self.step = 0
+        self.step, self.began = 0, time.perf_counter()
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
         self.calls = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -383,6 +384,7 @@ class Session(Live):
                     run=generation.number,
                     outcome="broken" if broken is not None else "whole" if is_whole else "aborted",
                     kept_bytes=kept,
+                    seconds=time.perf_counter() - run.began if is_complete else 0.0,
                     companions=loop.companions.take_calls(),
                 )
             )

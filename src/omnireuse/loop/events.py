@@ -104,12 +104,14 @@ class RunEnded:
         run: its number, as in its decisions.
         outcome: "aborted" if it ended before its last step, "broken" if its final latents are NaN or infinite.
         kept_bytes: most bytes of tensors that it held.
+        seconds: from its beginning to its end; 0 if its end was not seen.
         companions: for models beside the denoiser, such as a ControlNet: the calls that were made, and all calls.
     """
 
     run: int
     outcome: Literal["whole", "aborted", "broken"] = "whole"
     kept_bytes: int = 0
+    seconds: float = 0.0
     companions: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import tempfile
 import threading
@@ -19,13 +20,16 @@ from torch import nn
 from omnireuse.base.validation import field_error
 from omnireuse.hooks.denoisers import DENOISERS, denoisers_of
 from omnireuse.modulation.tables import Row, Tables
+from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.memory import MemoryStore, check_budget
+from omnireuse.stores.tier import Tier, TieredStore
 
 __all__ = ["ModulationCache", "install_modulation_cache", "uninstall_modulation_cache"]
 
 logger = logging.getLogger("omnireuse")
 
 Release = Literal["cpu", "disk"] | None
+_FOLDER_BYTES = 16 << 30
 _installed: weakref.WeakSet[ModulationCache] = weakref.WeakSet()
 
 
@@ -37,12 +41,15 @@ class ModulationCache:
     Attributes:
         release: where weights go once every step of a schedule has its row; None if they stay.
         max_bytes: most bytes of rows; None for as many as the weights have.
+        outside: the store or tier that keeps rows for other processes; None for none.
         rows: the rows of all tables, the least recently used first out.
         refused: why nothing is kept any more, in words; "" while the cache works.
     """
 
-    def __init__(self, denoisers: list[nn.Module], release: Release, max_bytes: int | None) -> None:
-        self.release, self.max_bytes, self.refused = release, max_bytes, ""
+    def __init__(
+        self, denoisers: list[nn.Module], release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
+    ) -> None:
+        self.release, self.max_bytes, self.outside, self.refused = release, max_bytes, outside, ""
         self.rows: MemoryStore[Row] = MemoryStore(max_bytes=max_bytes)
         self._lock = threading.Lock()
         self._counts, self._bypassed = Counter[str](), Counter[str]()
@@ -55,7 +62,8 @@ class ModulationCache:
         `parameters` and `weight_bytes` are of the `projections` with a table, `released_parameters` and
         `released_bytes` of those whose weights are away, `all_parameters` of the whole denoisers; `rows` and
         `num_bytes` are of the tables; `reused` and `computed` count calls of projections; `reads` are inputs that were
-        read; `changed` are projections whose rows were dropped because their weights changed.
+        read; `changed` are projections whose rows were dropped because their weights changed, `saved` records that
+        were written to `outside`.
         """
         tables = [table for each in self.tables for table in each.projections]
         away = [table for table in tables if table.weights.away]
@@ -72,7 +80,7 @@ class ModulationCache:
             "evictions": self.rows.counts["evictions"],
         }
         with self._lock:
-            found |= {name: self._counts[name] for name in ("reused", "computed", "reads", "changed")}
+            found |= {name: self._counts[name] for name in ("reused", "computed", "reads", "changed", "saved")}
             found |= {f"bypassed_{reason}": number for reason, number in sorted(self._bypassed.items())}
         return found
 
@@ -153,7 +161,11 @@ class ModulationCache:
 
 
 def install_modulation_cache(
-    pipeline: Any, *, release: Release = "cpu", max_bytes: int | None = None
+    pipeline: Any,
+    *,
+    release: Release = "cpu",
+    max_bytes: int | None = None,
+    outside: Tier | TieredStore | str | os.PathLike[str] | None = None,
 ) -> ModulationCache | None:
     """Compute what sees only the timestep once, and let its weights leave the device. Pictures keep their bits.
 
@@ -165,6 +177,8 @@ def install_modulation_cache(
         release: where the weights of such layers are once every step of a schedule has its row: None for where they
             were, "cpu" for host memory, "disk" for a temporary file that is mapped.
         max_bytes: most bytes of rows; by default, and at most, as many as the weights have.
+        outside: a folder (of at most 16 GiB), a tier or a store that keeps rows for other processes. They are named by
+            the content of the weights, their inputs, the versions and the device.
 
     Returns:
         The cache; None, with a warning, for a denoiser without linear layers.
@@ -178,14 +192,12 @@ def install_modulation_cache(
     check_budget("install_modulation_cache", "max_bytes", max_bytes)
     denoisers = _denoisers(pipeline)
     if (present := _cache_on(denoisers)) is not None:
-        asked, there = (release, max_bytes), (present.release, present.max_bytes)
-        if asked != there:
-            logger.warning(
-                "a modulation cache is already installed, with release=%r and max_bytes=%r; uninstall it first to "
-                "change it", *there,
-            )  # fmt: skip
+        if (release, max_bytes) != (present.release, present.max_bytes) or (outside and not present.outside):
+            logger.warning("a modulation cache is already installed: %s; uninstall it first to change it", present)
         return present
-    cache = ModulationCache(denoisers, release, max_bytes)
+    if isinstance(outside, (str, os.PathLike)):
+        outside = DiskTier(outside, max_bytes=_FOLDER_BYTES)
+    cache = ModulationCache(denoisers, release, max_bytes, outside)
     if not any(each.is_watching for each in cache.tables):
         cache.close()
         logger.warning("no modulation cache is installed: %s has no linear layer", type(denoisers[0]).__name__)

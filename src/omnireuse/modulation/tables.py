@@ -16,8 +16,11 @@ import torch
 from torch import nn
 
 from omnireuse.hooks.interception import Interception, compiled_call, intercept, is_optimized
+from omnireuse.modulation.groups import Groups
+from omnireuse.modulation.kept import Kept
 from omnireuse.modulation.values import Known, is_token_free, settings
 from omnireuse.modulation.weights import Weights, contents
+from omnireuse.stores.tier import Tier, TieredStore
 
 if TYPE_CHECKING:
     from omnireuse.modulation.cache import ModulationCache
@@ -58,6 +61,11 @@ class Key(NamedTuple):
         """The value that was read, at the beginning of all that leads to this row."""
         return self.value.begin if isinstance(self.value, Key) else self.value
 
+    @property
+    def device(self) -> torch.device:
+        """Of the row."""
+        return self.begin[-2]  # type: ignore[no-any-return]  # by construction
+
 
 class Table:
     """The rows of one module: a projection, or an activation on the way to one.
@@ -67,6 +75,7 @@ class Table:
         epoch: how often they have changed.
         content: of the weights by which the rows were computed: of all words, and of a sample.
         alignment: of these weights, by device.
+        kept: what is outside the process of it; None if nobody has looked yet.
         lock: held while weights that are away are brought in.
         is_judged: whether the table is worth keeping; False until its first call.
         sees_tokens: whether the module was called with something else than one small tensor.
@@ -77,6 +86,7 @@ class Table:
         self.epoch = 0
         self.content: dict[bool, Any] = {}
         self.alignment: dict[torch.device, tuple[int, ...]] = {}
+        self.kept: Kept | None = None
         self.lock = threading.Lock()
         self.is_projection = bool(self.weights.parameters)
         self.is_judged = self.sees_tokens = False
@@ -91,6 +101,7 @@ class Call:
         is_return: whether a value that was read is known from an earlier round of steps.
         hits: tables that had a row.
         filled: keys of new rows.
+        loaded: of these, the rows that were outside.
     """
 
     def __init__(self, tables: Tables, number: int) -> None:
@@ -98,6 +109,7 @@ class Call:
         self.is_return = False
         self.hits: list[Table] = []
         self.filled: list[Key] = []
+        self.loaded: set[Key] = set()
         self._settings: dict[str, tuple[Any, ...]] = {}
 
     def settings(self, device_type: str) -> tuple[Any, ...]:
@@ -119,7 +131,7 @@ class Tables:
         self._denoiser, self._cache = weakref.ref(denoiser), cache
         self._lock = threading.RLock()
         self._active = self._calls = 0
-        self._rounds = Rounds()
+        self._rounds, self._groups = Rounds(), Groups()
         self._evicted = 0
         self._tables: dict[Table, Interception] = {}
         self._on_calls = intercept(denoiser, self, {"__call__": self._call})
@@ -153,6 +165,8 @@ class Tables:
         """Take all handlers away, and bring the weights back. Idempotent."""
         with self._lock:
             self._on_calls.undo()
+            if self._tables:
+                self.save()
             self._drop(list(self._tables))
 
     def forget(self) -> None:
@@ -191,13 +205,15 @@ class Tables:
             with table.lock:
                 table.weights.come_back(self._device())
             self._tables.pop(table).undo()
+        if not self._tables:
+            self._groups.restore()
 
     def _change(self, tables: Iterable[Table]) -> None:
         """Drop the rows of tables whose weights may have changed, and of those after them."""
         gone = set(tables)
         for table in gone:
             table.epoch += 1
-            table.content, table.alignment = {}, {}
+            table.content, table.alignment, table.kept = {}, {}, None
         self._cache.rows.discard_if(lambda key: isinstance(key, Key) and key.table in gone)
 
     def _device(self) -> torch.device:
@@ -252,6 +268,8 @@ class Tables:
         if row is not None and row.output._version != row.version:
             self._cache.bypass("mutated", table.name)  # and computed anew, at every call
             row = None
+        if row is None and (outside := self._cache.outside) is not None:
+            row = self._load(call, key, outside)
         if row is not None:
             call.hits.append(table)
         else:
@@ -270,6 +288,27 @@ class Tables:
         device = next((each.device for each in args if isinstance(each, torch.Tensor)), self._device())
         with table.lock, table.weights.on(device):
             return proceed(*args, **kwargs)
+
+    def _load(self, call: Call, key: Key, outside: Tier | TieredStore) -> Row | None:
+        """The row that some process has left outside."""
+        table = key.table
+        if table.kept is None:
+            table.kept = Kept(outside, table)
+        output = table.kept.outputs.get(table.kept.name_of(key))
+        if output is None:
+            return None
+        call.loaded.add(key)
+        return self._keep(call, key, output.to(key.device))
+
+    def save(self) -> None:
+        """Leave all rows outside the process."""
+        if self._cache.outside is None:
+            return
+        rows: dict[Kept, dict[str, torch.Tensor]] = {}
+        for key, row in self._cache.rows.snapshot().items():
+            if isinstance(key, Key) and key.table in self._tables and key.epoch == key.table.epoch and key.table.kept:
+                rows.setdefault(key.table.kept, {})[key.table.kept.name_of(key)] = row.output
+        self._cache.count(saved=sum(kept.save(each) for kept, each in rows.items()))
 
     def _keep(self, call: Call, key: Key, output: torch.Tensor) -> Row:
         """A row with the values of an output."""
@@ -296,13 +335,15 @@ class Tables:
                 self._change([table])
             table.weights.note()  # hooks of the module itself may have moved its weights, and back
         self._judge(call)
-        computed = [key.table for key in call.filled if key.table.is_projection and key.table in self._tables]
+        filled = [key for key in call.filled if key.table.is_projection and key.table in self._tables]
+        computed = [key.table for key in filled if key not in call.loaded]
         cache.count(
             computed=len(computed), reused=sum(each.is_projection for each in call.hits), reads=call.known.reads
         )
-        self._learn([table for table in computed if not table.content])
-        if call.is_return and not computed and not self._active:  # every step of this round has its rows
+        self._learn([key.table for key in filled if not key.table.content])
+        if (call.is_return or call.loaded) and not computed and not self._active:  # every step has its rows, as a rule
             self._let_go(call.hits)
+            self.save()
         if cache.rows.counts["evictions"] > self._evicted:
             self._evicted = cache.rows.counts["evictions"]
             if self._rounds.returns == 0:
@@ -340,6 +381,7 @@ class Tables:
         """Bring all weights back; an adapter that was put on a layer meanwhile goes where the layer is."""
         device = self._device()
         away = {table.module for table in self._tables if table.weights.away}
+        self._groups.restore()
         for table in self._tables:
             table.weights.come_back(device)
         for module in [*self.denoiser.modules()] if away else ():
@@ -378,11 +420,16 @@ class Tables:
         if self._cache.release is None:
             return
         first = next(self.denoiser.parameters(), None)  # by which everybody tells where a model is
+        grouped = {each for group in self._groups.of(self.denoiser) for top in group.modules for each in top.modules()}
+        gone = []
         for table in tables:
-            own = table.weights.parameters
+            own, is_streamed = table.weights.parameters, table.module in grouped
             has_adapter = table.name.endswith(".base_layer")  # it merges on the device that it is on
             if own and own[0] is not first and table.weights.can_leave and not has_adapter:
-                table.weights.leave(self._cache.put_away)
+                table.weights.leave(self._cache.put_away, is_there=is_streamed and own[0].device.type == "cpu")
+                gone += [table.module] * bool(table.weights.away)
+        if grouped.intersection(gone):
+            self._groups.take_out(self.denoiser, gone)
 
 
 class Rounds:

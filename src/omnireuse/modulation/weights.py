@@ -94,19 +94,21 @@ class Weights:
     def inner_tensors(self) -> Iterator[torch.Tensor]:
         """The parameters and buffers that have data; of wrappers (quantised weights), those within."""
         own = vars(self._module)
-        for each in (*own["_parameters"].values(), *own["_buffers"].values()):
+        parameters = self.away if self.are_hidden else own["_parameters"].values()
+        for each in (*parameters, *own["_buffers"].values()):
             if isinstance(each, torch.Tensor):
                 yield from _inner(each.data if type(each) is nn.Parameter else each)
 
-    def leave(self, put: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def leave(self, put: Callable[[torch.Tensor], torch.Tensor], *, is_there: bool = False) -> None:
         """Move the data.
 
         Args:
             put: gives the same values in another place; the data itself if it is there.
+            is_there: whether the data counts as away where it is: somebody brings it in at each call.
         """
         data = [each.data for each in self.parameters]
         moved = [put(each) for each in data]
-        if any(one is not other for one, other in zip(data, moved, strict=True)):
+        if is_there or any(one is not other for one, other in zip(data, moved, strict=True)):
             self._offsets = [each.data_ptr() % ALIGNED for each in data]
             self.away = moved
             self._set(moved)

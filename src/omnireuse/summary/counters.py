@@ -35,10 +35,10 @@ class Counts:
         self._lock = threading.RLock()
         self._open: dict[int, list[Decision]] = {}
         """The decisions of each run that has not ended."""
-        self._whole, self._apart = Tally(), Tally()
-        """Of whole runs; of aborted and broken ones."""
-        self._runs, self._fallbacks = Counter[str](), Counter[str]()
-        """Runs by their outcome; fallbacks by what was done instead."""
+        self._tallies = defaultdict[str, Tally](Tally)
+        """Of runs by their outcome; whole ones that were measured are "measured"."""
+        self._fallbacks = Counter[str]()
+        """By what was done instead."""
         self._companions: dict[str, tuple[int, int]] = {}
         self._audits: deque[Audit] = deque(maxlen=KEPT_AUDITS)
         self._kept_bytes = 0
@@ -80,8 +80,7 @@ class Counts:
     def _end(self, event: RunEnded) -> None:
         decisions = self._open.pop(event.run, None)
         if decisions is not None:
-            self._runs[event.outcome] += 1
-            (self._whole if event.outcome == "whole" else self._apart).add(decisions)
+            self._tallies[_outcome(event.outcome, decisions)].add(decisions, event.seconds)
         self._kept_bytes = max(self._kept_bytes, event.kept_bytes)
         for name, calls in event.companions.items():
             made, every = self._companions.get(name, (0, 0))
@@ -96,28 +95,28 @@ class Counts:
         """
         with self._lock:
             self._count()
-            whole, every = Tally(), Tally()
-            whole.include(self._whole)
+            tallies, every = defaultdict[str, Tally](Tally), Tally()
+            for outcome, tally in self._tallies.items():
+                tallies[outcome].include(tally)
             for decisions in self._open.values():
-                whole.add(decisions)
-            for tally in (whole, self._apart):
+                tallies[_outcome("whole", decisions)].add(decisions)
+            for tally in tallies.values():
                 every.include(tally)
+            whole = tallies["whole"] if tallies["whole"].runs else tallies["measured"]
             if promise is not None and promise.but is None:
                 promise = replace(promise, but=self._unlike)
-            runs = self._runs.total() + len(self._open)
-            ended = max(runs - self._runs["aborted"] - self._runs["broken"], 1)
             computed = sum(share for (action, _), share in whole.steps.items() if action == "computed")
             calls = Counter[str]()
             for (action, _), number in every.calls.items():
                 calls[action] += number
             return Summary(
                 name=name,
-                runs=runs,
+                runs=every.runs,
                 steps=every.num_steps,
                 computed_calls=calls["computed"],
                 reused_calls=calls["reused"],
-                computed_steps=computed / ended,
-                mean_steps=whole.num_steps / ended,
+                computed_steps=computed / max(whole.runs, 1),
+                mean_steps=whole.num_steps / max(whole.runs, 1),
                 reasons={_in_words(kind): number for kind, number in every.calls.items()},
                 steps_by_reason={_in_words(kind): share for kind, share in every.steps.items()},
                 mean_error=whole.error / whole.compared if whole.compared else None,
@@ -129,8 +128,10 @@ class Counts:
                 kept_bytes=self._kept_bytes,
                 fallbacks=dict(self._fallbacks),
                 last_run=self._last_run(),
-                aborted=self._runs["aborted"],
-                broken=self._runs["broken"],
+                aborted=tallies["aborted"].runs,
+                broken=tallies["broken"].runs,
+                measured=tallies["measured"].runs,
+                saved_seconds=whole.saved_seconds,
                 beside=dict(self._companions),
                 audits=tuple(self._audits),
                 **of_others,
@@ -152,6 +153,12 @@ Kind = tuple[str, str]
 """Of a decision: "computed" or "reused", and its reason."""
 
 
+def _outcome(outcome: str, decisions: Iterable[Decision]) -> str:
+    """The outcome of a run as it is counted: a whole one that was measured is "measured"."""
+    is_measured = outcome == "whole" and any(each.reason == "measuring" for each in decisions)
+    return "measured" if is_measured else outcome
+
+
 def _in_words(kind: Kind) -> str:
     return f"{kind[0]} ({kind[1]})"
 
@@ -161,7 +168,9 @@ class Tally:
     """Sums over the decisions of runs.
 
     Attributes:
+        runs: how many.
         num_steps: steps with a decision.
+        saved_seconds: the time of a computed step, for each reused one; of runs whose time is known.
         calls: decisions of each kind.
         steps: the same in steps. A step whose calls were decided apart counts by their shares.
         compared, error, squares: forecasts that could be compared with the truth, the sum of their errors, and that of
@@ -170,7 +179,9 @@ class Tally:
         host_seconds: of all decisions together.
     """
 
+    runs: int = 0
     num_steps: int = 0
+    saved_seconds: float = 0.0
     calls: Counter[Kind] = field(default_factory=Counter)
     steps: defaultdict[Kind, float] = field(default_factory=lambda: defaultdict(float))
     compared: int = 0
@@ -180,8 +191,9 @@ class Tally:
     heading: float = 0.0
     host_seconds: float = 0.0
 
-    def add(self, decisions: Iterable[Decision]) -> None:
-        """Add the decisions of one run, in order."""
+    def add(self, decisions: Iterable[Decision], seconds: float = 0.0) -> None:
+        """Add the decisions of one run, in order, and its time if that is known."""
+        computed, steps = 0.0, 0
         for _, together in groupby(decisions, lambda each: each.step):
             made = Counter[Kind]()
             for each in together:
@@ -192,14 +204,18 @@ class Tally:
                     self.squares += each.error**2
                 if each.heading is not None:
                     self.headed, self.heading = self.headed + 1, self.heading + each.heading
-            self.num_steps += 1
+            steps += 1
+            computed += sum(number for (action, _), number in made.items() if action == "computed") / made.total()
             self.calls.update(made)
             for kind, number in made.items():
                 self.steps[kind] += number / made.total()
+        self.runs, self.num_steps = self.runs + 1, self.num_steps + steps
+        self.saved_seconds += seconds * (steps - computed) / computed if computed else 0.0
 
     def include(self, other: Tally) -> None:
         """Add another's sums."""
-        self.num_steps += other.num_steps
+        self.runs, self.num_steps = self.runs + other.runs, self.num_steps + other.num_steps
+        self.saved_seconds += other.saved_seconds
         self.calls.update(other.calls)
         for kind, share in other.steps.items():
             self.steps[kind] += share

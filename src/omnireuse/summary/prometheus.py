@@ -88,7 +88,7 @@ METRICS = {
     f"{_PREFIX}_audits_broken": "Pictures among the latest audits beyond the tolerance",
     f"{_PREFIX}_tuning_pictures": "Pictures measured for the configuration of the latest run",
     f"{_PREFIX}_tuning_runs": "Work of measuring it, pictures and trial runs, in full runs",
-    f"{_PREFIX}_tuning_state": "1 for the state of its tuning: off, measuring, ready or failed",
+    f"{_PREFIX}_tuning_state": "1 for the state of its tuning: off, waiting, measuring, ready or failed",
     f"{_PREFIX}_kept_bytes": "Most bytes of tensors that one run held",
 }
 """Every metric by its name in the exposition, with its meaning."""

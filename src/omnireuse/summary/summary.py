@@ -114,8 +114,8 @@ class Summary:
 
     Attributes:
         name: name of the strategy.
-        runs: generations with at least one decision. Means and ratios leave out those that `aborted` and `broken`
-            count; numbers of steps, calls and reasons do not.
+        runs: generations with at least one decision. Means and ratios leave out those that `aborted`, `broken` and
+            `measured` count; numbers of steps, calls and reasons do not.
         steps: denoising steps of all runs.
         computed_calls, reused_calls: decisions by their kind: one a step in region "step", one a denoiser call
             elsewhere.
@@ -137,6 +137,10 @@ class Summary:
             any.
         aborted: runs that ended before their last step.
         broken: runs whose final latents were NaN or infinite.
+        measured: whole runs that were computed in full because tuning measured them. Means are of these while there are
+            no others.
+        saved_seconds: estimate of the time that reuse has saved in the runs of the means: each reused step counts as a
+            computed one of its run. Without what tuning cost.
         beside: for models beside the denoiser, such as a ControlNet: the calls that were made, and all calls.
         audits: the latest audits, oldest first; at most 1,000.
         tuning: the state of tuning for runs like the latest one; None if it is off.
@@ -163,6 +167,8 @@ class Summary:
     mean_steps: float = 0.0
     aborted: int = 0
     broken: int = 0
+    measured: int = 0
+    saved_seconds: float = 0.0
     beside: dict[str, tuple[int, int]] = field(default_factory=dict)
     audits: tuple[Audit, ...] = ()
     tuning: Tuning | None = None
@@ -224,8 +230,16 @@ def _lines(summary: Summary) -> Iterator[str]:
         yield from (*apart, *fallbacks)
         return
     whole = summary.runs - summary.aborted - summary.broken
+    later = whole - summary.measured
     if whole:
-        yield f"{_share_of_steps(summary)} in {counted(whole, 'run')}{', on average' if whole > 1 else ''}"
+        shown = later or whole
+        since = "since tuning: " if later and summary.measured else ""
+        saved = f", about {_seconds(summary.saved_seconds)} saved" if summary.saved_seconds >= LEAST_SAVED else ""
+        average = ", on average" if shown > 1 else ""
+        yield f"{since}{_share_of_steps(summary)} in {counted(shown, 'run')}{average}{saved}"
+    if later and summary.measured:
+        work = f", in all {_short(summary.tuning.runs)} full runs of work" if summary.tuning is not None else ""
+        yield f"tuning took {counted(summary.measured, 'run')} in full, and trial runs beside them{work}"
     yield from apart
     for action in ("reused", "computed"):
         yield from _reasons(summary, action)
@@ -296,6 +310,17 @@ def _reasons(summary: Summary, action: str) -> Iterator[str]:
     if parts:
         steps = _short(sum(counts.values()))
         yield f"{action} {steps} {'step' if steps == '1' else 'steps'}: {', '.join(parts)}"
+
+
+LEAST_SAVED = 1.0
+"""Seconds below which a summary does not tell what was saved."""
+
+
+def _seconds(seconds: float) -> str:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{minutes} min" if not hours else f"{hours} h {minutes} min"
 
 
 def _short(number: float) -> str:

@@ -20,21 +20,22 @@ class Tuning:
     """The state of tuning for runs like the latest one.
 
     Attributes:
-        state: "off"; "measuring" while pictures are computed in full; "ready" once a plan is frozen; "failed" if the
-            pipeline cannot be tuned. The untuned default is used if the state is "off" or "failed".
+        state: "off"; "waiting" for another process, or until reuse has saved enough; "measuring" while pictures are
+            computed in full; "ready" once a plan is frozen; "failed" if the pipeline cannot be tuned. The untuned
+            default is used if the state is "off", "waiting" or "failed".
         pictures: measured so far.
         wanted: how many are measured at most.
         runs: work spent on full runs and trial runs, in full runs of one call.
         expected: relative L1 error of the final latents that the plan in use left in the measured pictures, on average;
             None if nothing was measured, and for the untuned default.
         path: file that keeps the plan; None if it is in memory only.
-        computes_all: whether every step is computed if the state is "off" or "failed", as for a quality.
+        computes_all: whether every step is computed if the state is "off", "waiting" or "failed", as for a quality.
         reason: why the state is as it is, in a sentence.
         is_sure: whether a plan will be used once all pictures are measured; if False, only if one is close enough.
         near: other arguments that have a plan already, while these are measured, in words; empty without any.
     """
 
-    state: Literal["off", "measuring", "ready", "failed"]
+    state: Literal["off", "waiting", "measuring", "ready", "failed"]
     pictures: int = 0
     wanted: int = 0
     runs: float = 0.0
@@ -59,6 +60,8 @@ class Tuning:
             return f"measuring: {text}{why}; reuse begins {begins}{near}"
         if self.state == "off":
             return f"tuning is off{', and every step is computed' if self.computes_all else ''}: {self.reason}"
+        if self.state == "waiting":
+            return f"tuning waits, {serves}: {self.reason}"
         if self.state == "failed":
             return f"not tuned, {serves}: {self.reason}"
         kept = f"; kept in {self.path}" if self.path is not None else "; kept in memory only"

@@ -13,11 +13,15 @@ from omnireuse.base.validation import in_words
 from omnireuse.errors import NotTunableError, OmniReuseError, StateError
 from omnireuse.loop.events import FellBack, Hook
 
-__all__ = ["OwnWork", "UnexpectedError", "state_after"]
+__all__ = ["OwnWork", "UnexpectedError", "WaitingError", "state_after"]
 
 logger = logging.getLogger("omnireuse")
 
 T = TypeVar("T")
+
+
+class WaitingError(NotTunableError):
+    """A run that is measured later, or gets its plan later. The text is what it waits for."""
 
 
 class UnexpectedError(NotTunableError):
@@ -74,6 +78,8 @@ class OwnWork:
         return None
 
 
-def state_after(why: object) -> Literal["off", "failed"]:
+def state_after(why: object) -> Literal["off", "waiting", "failed"]:
     """The state of tuning for a run that is not tuned: "failed" after an error that nobody expects."""
+    if isinstance(why, WaitingError):
+        return "waiting"
     return "failed" if isinstance(why, UnexpectedError) else "off"

@@ -21,7 +21,7 @@ from omnireuse.summary.tuning import BEGINS, Tuning
 from omnireuse.tuning.budget import JUDGED, Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry, Shared
-from omnireuse.tuning.own_work import state_after
+from omnireuse.tuning.own_work import WaitingError, state_after
 from omnireuse.tuning.store import Measured
 
 __all__ = ["PlanRegistry"]
@@ -99,9 +99,7 @@ class PlanRegistry(Shared):
             entry = self.entries.get(key) or self._new(key, configuration, budget)
             entry.budget, entry.last = budget, next(self._numbers)
         if entry.is_due and not entry.may_compute_all:
-            return self._passed_by(
-                entry, NotTunableError(f"{budget.waits}; it is measured once reuse has saved enough")
-            )
+            return self._passed_by(entry, WaitingError(f"{budget.waits}; it is measured once reuse has saved enough"))
         return entry
 
     def close(self) -> None:
@@ -163,7 +161,7 @@ class PlanRegistry(Shared):
         """What the store has for an entry. Its lock is taken if it has no plan.
 
         Raises:
-            NotTunableError: it is not measured now.
+            WaitingError: it is not measured now.
         """
         digest, count, store = entry.configuration.digest, len(entry.budget.steps), self.store
         known = store.load(digest)
@@ -171,7 +169,7 @@ class PlanRegistry(Shared):
             return known, Measured(), ""
         entry.lock = store.lock(digest)
         if entry.lock is None:
-            raise NotTunableError("another pipeline or process measures it, and its plan serves here once it is kept")
+            raise WaitingError("another pipeline or process measures it, and its plan serves here once it is kept")
         near = store.near(entry.configuration)
         if self.measures_all:
             return None, Measured(), near
@@ -183,9 +181,9 @@ class PlanRegistry(Shared):
                 self._seen.add(digest)
                 store.keep_measured(entry.configuration, Measured(budgets=budgets))
                 others = f"{MOST_UNFINISHED} other configurations are measured in part"
-                raise NotTunableError(f"{others}; this one is measured from its second picture on")
+                raise WaitingError(f"{others}; this one is measured from its second picture on")
         if count not in budgets and len(budgets) >= MOST_BUDGETS:
             store.keep_measured(entry.configuration, replace(measured, budgets=budgets | {count}))
             others = f"{MOST_BUDGETS} other numbers of computed steps were asked for"
-            raise NotTunableError(f"{others}; this one is measured from its second picture on")
+            raise WaitingError(f"{others}; this one is measured from its second picture on")
         return None, measured, near

@@ -266,6 +266,29 @@ def test_tables_larger_than_the_weights_are_refused_and_max_bytes_holds() -> Non
     assert cache.details()["evictions"]
 
 
+def test_another_process_computes_nothing_and_changed_weights_find_nothing(tmp_path: Any) -> None:
+    _, _, cache = installed(outside=tmp_path)
+    assert cache.details()["saved"]
+    for changes in (False, True):
+        plain, other = Denoiser([0, 2], 64), Denoiser([0, 2], 64)
+        if changes:
+            for model in (plain, other):
+                model.blocks[0].linear.weight.data[0, 0] += 1
+        cache = omnireuse.install_modulation_cache(other, release="disk", outside=tmp_path)
+        assert cache is not None
+        assert equal(run(plain), run(other))
+        found = cache.details()
+        assert found["computed"] == 4 * changes
+        assert found["released"] == (0 if changes else 2)
+    for path in tmp_path.iterdir():
+        path.write_bytes(path.read_bytes()[:-8] + b"12345678")
+    other = Denoiser([0, 2], 64)
+    cache = omnireuse.install_modulation_cache(other, release="disk", outside=tmp_path)
+    assert cache is not None
+    assert equal(run(Denoiser([0, 2], 64)), run(other))
+    assert cache.details()["computed"] >= 8
+
+
 def test_what_is_given_is_checked() -> None:
     with pytest.raises(ConfigError, match="release must be None"):
         omnireuse.install_modulation_cache(Denoiser([0]), release="gpu")  # type: ignore[arg-type]

@@ -106,7 +106,7 @@ def test_a_number_of_computed_steps_that_stays_is_measured(flux: Tiny) -> None:
             flux.run(steps=STEPS)
     with omnireuse.enable(flux.pipe, computed_steps=5) as handle:
         flux.run(steps=STEPS)
-        assert handle.tuning.state == "off"
+        assert handle.tuning.state == "waiting"
         assert "measured from its second picture on" in str(handle.tuning)
         for seed in range(12):
             flux.run(steps=STEPS, seed=seed)
@@ -119,7 +119,7 @@ def test_what_is_postponed_says_so_and_follows_the_untuned_default(flux: Tiny) -
             flux.run(steps=STEPS, seed=seed)
         for seed in range(3):
             made = flux.run(steps=STEPS, true_cfg_scale=2.0, seed=seed)
-        assert handle.tuning.state == "off"
+        assert handle.tuning.state == "waiting"
         assert "all work stays within 1.1 times that without reuse" in str(handle.tuning)
     with omnireuse.enable(flux.pipe, computed_steps=8, tune=False):
         assert torch.equal(flux.run(steps=STEPS, true_cfg_scale=2.0, seed=2), made)

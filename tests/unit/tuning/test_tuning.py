@@ -246,7 +246,7 @@ def test_a_user_who_changes_guidance_with_every_picture_reuses(flux: Tiny, is_on
                 handle = enabled.enter_context(omnireuse.enable(pipeline.pipe))
             pipeline.run(steps=STEPS, true_cfg_scale=scale)
             states.append((handle.tuning.state, 0.0 in handle.summary().last_run))
-    measured, untuned = ("measuring", False), ("off", True)
+    measured, untuned = ("measuring", False), ("waiting", True)
     assert states == [measured] * 3 + [untuned] * 2 + [measured] * 2
     assert "3 other configurations are measured in part" not in handle.tuning.reason
 
@@ -281,7 +281,7 @@ def test_one_process_measures_at_a_time(flux: Tiny) -> None:
         flux.run(steps=STEPS)
         # Locks belong to a store, so a second handle stands for a second process.
         assert not torch.equal(other.run(steps=STEPS), full), "it reuses untuned"
-        assert handle.tuning.state == "off"
+        assert handle.tuning.state == "waiting"
         assert "another pipeline or process" in str(handle.tuning)
         tuned = [flux.run(steps=STEPS, seed=seed) for seed in (1, 2, 3)][-1]
         assert torch.equal(other.run(steps=STEPS, seed=3), tuned), "and follows the plan once it is there"
