@@ -29,6 +29,7 @@ from omnireuse_engines.settings import KEY
 __all__ = [
     "COUNTED",
     "METRICS",
+    "MODULATION",
     "PROMPTS",
     "STRATEGY",
     "TUNING_WORK",
@@ -50,10 +51,13 @@ PROMPTS = f"{KEY}_prompts"
 share them."""
 TUNING_WORK = f"{KEY}_tuning_runs"
 """Key of the work of tuning since the last request, in full runs, for the counters alone."""
-COUNTED = (PROMPTS, TUNING_WORK)
+MODULATION = f"{KEY}_modulation"
+"""Beginning of the figures of a cache of modulation, for the counters alone."""
+COUNTED = (PROMPTS, TUNING_WORK, MODULATION)
 """Beginnings of the figures that no response has."""
 TUNING_STATES = ("measured", "untuned", "tuned")
-PROMPT_ACTIONS = ("computed", "reused", "bypassed")
+ACTIONS = ("computed", "reused", "bypassed")
+"""Of the caches of prompts and modulation."""
 
 
 @dataclass(eq=False)
@@ -217,6 +221,7 @@ METRICS = {
     "untuned; tuned",
     f"{KEY}_tuning_runs_total": "Work of tuning, measured pictures and trial runs, in full runs",
     f"{KEY}_prompts_total": "Encodes of prompts, by action (computed, reused, bypassed), if they are cached",
+    f"{KEY}_modulation_total": "Projections of the timestep, by action (computed, reused), if they are cached",
 }
 """Every metric by its name in the exposition, with its meaning. The label `target` is "server" for a request without
 targets of its own, "off", or the name of its target: never a value, since clients choose the values."""
@@ -231,7 +236,7 @@ def count_request(figures: Mapping[str, Any], target: str) -> None:
     Args:
         figures: of the request, as `RequestReuse.figures` returns them.
     """
-    requests, steps, failures, tuning, work, prompts = _counters()
+    requests, steps, failures, tuning, work, *caches = _counters()
     requests.labels(target).inc()
     for action in ("computed", "reused"):
         steps.labels(target, action).inc(figures.get(f"{KEY}_steps_{action}", 0.0))
@@ -239,16 +244,17 @@ def count_request(figures: Mapping[str, Any], target: str) -> None:
     if (is_tuned := figures.get(f"{KEY}_tuned")) is not None:
         tuning.labels("tuned" if is_tuned else "untuned" if figures[f"{KEY}_steps_reused"] else "measured").inc()
     work.inc(figures.get(TUNING_WORK, 0.0))
-    for action in PROMPT_ACTIONS:
-        if (number := figures.get(f"{PROMPTS}_{action}")) is not None:
-            prompts.labels(action).inc(number)
+    for counter, name in zip(caches, (PROMPTS, MODULATION), strict=True):
+        for action in ACTIONS:
+            if (number := figures.get(f"{name}_{action}")) is not None:
+                counter.labels(action).inc(number)
 
 
 @functools.cache
 def _counters() -> tuple[Any, ...]:
     from prometheus_client import Counter  # an engine that is asked for metrics has it
 
-    labels = (("target",), ("target", "action"), ("target",), ("state",), (), ("action",))
+    labels = (("target",), ("target", "action"), ("target",), ("state",), (), ("action",), ("action",))
     made = tuple(Counter(name, meaning, names) for (name, meaning), names in zip(METRICS.items(), labels, strict=True))
     for state in TUNING_STATES:  # a query of a state that no request was in has 0, and not nothing
         made[3].labels(state)

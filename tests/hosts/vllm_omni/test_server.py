@@ -41,8 +41,10 @@ def server(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture(scope="module")
 def of_whole_requests(tiny_qwen: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """In request mode, with a cache of prompts."""
-    with started(tiny_qwen, tmp_path_factory.mktemp("whole"), "--cache-config", '{{"prompt_cache": 8}}') as server:
+    """In request mode, with caches of prompts and modulation."""
+    with started(
+        tiny_qwen, tmp_path_factory.mktemp("whole"), "--cache-config", '{{"prompt_cache": 8, "modulation": true}}'
+    ) as server:
         yield server
 
 

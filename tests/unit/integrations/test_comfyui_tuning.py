@@ -103,6 +103,22 @@ def test_a_node_that_is_made_again_goes_on() -> None:
     assert calls_of(node(model), 3) == COMPUTED
 
 
+def test_a_file_switches_reuse_off_from_the_next_run_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    switch = tmp_path / "off"
+    monkeypatch.setenv("OMNIREUSE_OFF", str(switch))
+    model = Model()
+    patched = node(model, tune=False)
+    before = picture(patched, 0)
+    switch.touch()
+    assert torch.equal(picture(patched, 0), picture(model, 0))
+    words, shares = reuse_of(patched).report()
+    assert words == f"default, switched off by OMNIREUSE_OFF: all {STEPS} steps were computed"
+    assert set(shares) == {1.0}
+    switch.unlink()
+    assert torch.equal(picture(patched, 0), before)
+    assert "switched off" not in reuse_of(patched).report()[0]
+
+
 @pytest.mark.parametrize("how", ["switch", "environment", "tolerance"])
 def test_without_tuning_reuse_begins_at_once(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     if how == "environment":

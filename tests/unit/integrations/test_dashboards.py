@@ -17,7 +17,7 @@ FILES = {
     "step-reuse-dashboard.json": set(steps.METRICS),
     "prompt-embeddings-dashboard.json": set(prompts.METRICS),
     "vllm-omni-dashboard.json": set(request.METRICS),
-    "sglang-dashboard.json": set(request.METRICS) - {"omnireuse_prompts_total"},
+    "sglang-dashboard.json": set(request.METRICS) - {"omnireuse_prompts_total", "omnireuse_modulation_total"},
     "alerts.yml": LIBRARY | set(request.METRICS),
 }
 

@@ -11,12 +11,13 @@ from typing import Any
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, bump_epoch, install_prompt_embed_cache
 from omnireuse.errors import ConfigError, OmniReuseError
+from omnireuse.modulation.cache import ModulationCache, install_modulation_cache
 from omnireuse.profiles.conditions import read_weights_anew
 from omnireuse.prompts.cache import PromptCacheOptions
 from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse_engines.ranks import has_ranks
-from omnireuse_engines.request import PROMPTS, figures_of, work_figures
+from omnireuse_engines.request import MODULATION, PROMPTS, figures_of, work_figures
 from omnireuse_engines.settings import KEY, RequestSettings
 from omnireuse_engines.vllm_omni.admission import (
     PLACE,
@@ -47,7 +48,9 @@ class Backend:
         self.waves: Waves | None = None
         self.prompts: PromptEmbedCache | None = None
         """The cache of prompt embeddings, if the server asked for one."""
-        self._prompts_told: Counter[str] = Counter()
+        self.modulation: ModulationCache | None = None
+        """The cache of what sees only the timestep, if the server asked for one."""
+        self._told: Counter[str] = Counter()
         self._pipeline: Any = None
         self._whole = WholeRequests(self.settings)
         self._off: set[int | None] = set()
@@ -77,6 +80,7 @@ class Backend:
         if getattr(getattr(pipeline, "od_config", None), "step_execution", False):
             refuse_pipeline(pipeline)
         self._cache_prompts()
+        self._cache_modulation()
         self.enabled = True
         self.settings.announce(self._pipeline, plan.name, asked_in=f"extra_args[{KEY!r}]")
 
@@ -100,6 +104,14 @@ class Backend:
             )
         beside = "" if store is None else ", and shares them in Redis"
         logger.info("omnireuse keeps the embeddings of %d prompts%s", self.settings.prompt_cache, beside)
+
+    def _cache_modulation(self) -> None:
+        if not self.settings.modulation:
+            return
+        self.modulation = install_modulation_cache(self._pipeline, release=None)
+        if self.modulation is None:
+            raise ConfigError(f"{PLACE}(modulation=True): {type(self._pipeline).__name__} has no linear layers")
+        logger.info("omnireuse computes what sees only the timestep once; its weights stay on the device")
 
     def begin(self, requests: Sequence[Any]) -> None:
         """Prepare for a batch of whole requests, which share every step.
@@ -144,15 +156,22 @@ class Backend:
             self.waves.forget()
         if self.prompts is not None:
             bump_epoch(self._pipeline)
+        if self.modulation is not None:
+            self.modulation.forget()
         logger.info("omnireuse looks for plans and prompts anew: %s may have written weights", method)
 
-    def prompt_figures(self) -> dict[str, float]:
-        """What the cache of prompt embeddings has done since they were last asked for, for the server's counters."""
-        if self.prompts is None:
-            return {}
-        now = Counter(computed=self.prompts.misses, reused=self.prompts.hits, bypassed=self.prompts.bypassed)
-        new, self._prompts_told = now - self._prompts_told, now
-        return {f"{PROMPTS}_{action}": float(number) for action, number in new.items()}
+    def cache_figures(self) -> dict[str, float]:
+        """What the caches of prompts and of modulation have done since this was last asked for, for the server's
+        counters."""
+        now: Counter[str] = Counter()
+        if self.prompts is not None:
+            done = {"computed": self.prompts.misses, "reused": self.prompts.hits, "bypassed": self.prompts.bypassed}
+            now.update({f"{PROMPTS}_{action}": number for action, number in done.items()})
+        if self.modulation is not None:
+            details = self.modulation.details()
+            now.update({f"{MODULATION}_{action}": details[action] for action in ("computed", "reused")})
+        new, self._told = now - self._told, now
+        return {name: float(number) for name, number in new.items()}
 
     def serve_waves(self, pipeline: Any, sub_batch: Any) -> None:
         """Stand before the pipeline's `denoise_step`. Idempotent."""
@@ -168,10 +187,10 @@ class Backend:
             pipeline.denoise_step = self.waves.denoise_step
 
     def _plan_of(self, state: Any) -> RequestPlan:
-        prompts = self.prompt_figures()
+        counted = self.cache_figures()
         if is_warm_up(state.request_id):
             return OFF
-        state.stage_durations.update(prompts | work_figures(self._tuner))
+        state.stage_durations.update(counted | work_figures(self._tuner))
         wanted = self.settings.wanted(state.sampling.extra_args)
         plan = self._plan(wanted)
         refuse_plan(plan)

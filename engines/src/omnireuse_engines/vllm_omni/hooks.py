@@ -94,7 +94,7 @@ def _whole_results(original: Original, runner: Any, reqs: list[Any], outputs: li
     """Report the reuse of whole requests."""
     backend = runner.cache_backend
     if isinstance(backend, Backend):
-        figures = backend.figures() | backend.prompt_figures()
+        figures = backend.figures() | backend.cache_figures()
         counted = {name: figures.pop(name) for name in list(figures) if name.startswith(COUNTED)}
         for output in outputs:
             output.stage_durations = {**(output.stage_durations or {}), **figures, **counted}
