@@ -144,7 +144,8 @@ class Code:
         self._done: set[str] = set()
         for kind in type(pipeline).__mro__[:-1]:
             if not kind.__module__.startswith("torch."):
-                self._add_kind(kind, without=("__init__", "__call__", "__new__"))
+                # A pipeline that is a module generates in its forward, as others do in their call.
+                self._add_kind(kind, without=("__init__", "__call__", "__new__", "forward"))
         self.read(original)
         self.settle()
 

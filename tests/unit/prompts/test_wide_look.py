@@ -512,3 +512,28 @@ def test_whatever_is_compiled_gives_equal_results_and_is_watched(idiom, is_warm)
             assert torch.equal(own("cat"), twin.encode_prompt("cat"))
     pipeline.factor = twin.factor = 3.0
     assert torch.equal(pipeline.encode_prompt("cat"), twin.encode_prompt("cat"))
+
+
+class Engine(nn.Module):
+    """A pipeline of an engine: a module whose forward generates."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Embedding(256, 4)
+        self.scheduler = SimpleNamespace(sigmas=None)
+
+    def encode_prompt(self, prompt):
+        return self.encoder(torch.tensor([[ord(letter) % 256 for letter in prompt]]))
+
+    def forward(self, prompt, steps):
+        with torch.inference_mode():
+            self.scheduler.sigmas = torch.linspace(1, 0, steps)  # counts no changes in place
+        return self.encode_prompt(prompt) * self.scheduler.sigmas.sum()
+
+
+def test_what_the_forward_of_a_pipeline_names_is_no_input_of_its_prompts():
+    pipeline = Engine()
+    cache = install_prompt_embed_cache(pipeline)
+    for steps in (4, 8, 8):
+        pipeline("a cat", steps)
+    assert (cache.hits, cache.misses, cache.bypassed) == (2, 1, 0)
