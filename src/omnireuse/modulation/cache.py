@@ -5,55 +5,40 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import tempfile
-import threading
 import weakref
-from collections import Counter
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import nn
 
 from omnireuse.base.validation import field_error
 from omnireuse.hooks.denoisers import DENOISERS, denoisers_of
-from omnireuse.modulation.tables import Row, Tables
+from omnireuse.modulation.rows import Release, Rows
+from omnireuse.modulation.tables import Tables
 from omnireuse.stores.disk import DiskTier
-from omnireuse.stores.memory import MemoryStore, check_budget
+from omnireuse.stores.memory import check_budget
 from omnireuse.stores.tier import Tier, TieredStore
 
 __all__ = ["ModulationCache", "install_modulation_cache", "uninstall_modulation_cache"]
 
 logger = logging.getLogger("omnireuse")
 
-Release = Literal["cpu", "disk"] | None
 _FOLDER_BYTES = 16 << 30
 _installed: weakref.WeakSet[ModulationCache] = weakref.WeakSet()
 
 
-class ModulationCache:
+class ModulationCache(Rows):
     """Outputs of the layers that see only the timestep, kept by the bits of their input.
 
     `install_modulation_cache` makes it.
 
     Attributes:
-        release: where weights go once every step of a schedule has its row; None if they stay.
-        max_bytes: most bytes of rows; None for as many as the weights have.
-        outside: the store or tier that keeps rows for other processes; None for none.
-        rows: the rows of all tables, the least recently used first out.
-        refused: why nothing is kept any more, in words; "" while the cache works.
+        tables: of each denoiser.
     """
 
     def __init__(
         self, denoisers: list[nn.Module], release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
     ) -> None:
-        self.release, self.max_bytes, self.outside, self.refused = release, max_bytes, outside, ""
-        self.rows: MemoryStore[Row] = MemoryStore(max_bytes=max_bytes)
-        self._lock = threading.Lock()
-        self._counts, self._bypassed = Counter[str](), Counter[str]()
-        self._folder: Path | None = None
+        super().__init__(release, max_bytes, outside)
         self.tables = [Tables(each, self) for each in denoisers]
 
     def details(self) -> dict[str, int]:
@@ -115,49 +100,6 @@ class ModulationCache:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
         _installed.discard(self)
-
-    def count(self, **numbers: int) -> None:
-        """Count so many more of each."""
-        with self._lock:
-            self._counts.update(numbers)
-
-    def bypass(self, reason: str, where: str) -> None:
-        """Count a call that a projection computes by itself; the first of each reason is logged."""
-        with self._lock:
-            self._bypassed[reason] += 1
-            is_first = self._bypassed[reason] == 1
-        if is_first:
-            logger.info("modulation cache: %s is computed by itself (%s); docs/modulation.md", where, reason)
-
-    def refuse(self, reason: str) -> None:
-        """Keep nothing any more, and say why."""
-        self.refused = self.refused or reason
-        logger.warning("modulation cache: nothing is kept: %s; the weights stay", reason)
-
-    def limit_rows(self) -> None:
-        """Hold the tables below the weights that they stand for, and below `max_bytes`."""
-        weights = sum(each.weight_bytes for each in self.tables)
-        self.rows.max_bytes = weights if self.max_bytes is None else min(weights, self.max_bytes)
-
-    def put_away(self, data: torch.Tensor) -> torch.Tensor:
-        """The same values where `release` says: in host memory, pinned beside CUDA, or mapped from a file."""
-        if self.release == "disk":
-            return self._mapped(data)
-        if data.device.type == "cpu":
-            return data
-        host = data.to("cpu")
-        return host.pin_memory() if data.device.type == "cuda" else host
-
-    def _mapped(self, data: torch.Tensor) -> torch.Tensor:
-        with self._lock:
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="omnireuse-modulation-"))
-                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-            self._counts["files"] += 1
-            path = self._folder / f"{self._counts['files']}.safetensors"
-        save_file({"weight": data.contiguous()}, path)
-        with safe_open(path, "pt") as file:
-            return file.get_tensor("weight")  # type: ignore[no-any-return]  # a tensor
 
 
 def install_modulation_cache(

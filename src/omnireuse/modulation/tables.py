@@ -10,22 +10,20 @@ import weakref
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
 from omnireuse.hooks.interception import Interception, compiled_call, intercept, is_optimized
 from omnireuse.modulation.groups import Groups
-from omnireuse.modulation.kept import Kept
+from omnireuse.modulation.rows import Row, Rows
+from omnireuse.modulation.table import Kept, Key, Table
 from omnireuse.modulation.values import Known, is_token_free, settings
-from omnireuse.modulation.weights import Weights, contents
+from omnireuse.modulation.weights import contents
 from omnireuse.stores.tier import Tier, TieredStore
 
-if TYPE_CHECKING:
-    from omnireuse.modulation.cache import ModulationCache
-
-__all__ = ["Table", "Tables"]
+__all__ = ["Tables"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -39,57 +37,6 @@ _HOOKS = frozenset(
 """Of diffusers, by name: they move or cast weights, and change no output."""
 _RANDOM = (nn.RReLU, nn.MultiheadAttention)
 _now = threading.local()
-
-
-class Row(NamedTuple):
-    """An output, and its version when it was stored."""
-
-    output: torch.Tensor
-    version: int
-
-
-class Key(NamedTuple):
-    """Of a row. It is the value of the row's output as well, for the tables after this one."""
-
-    table: Table
-    epoch: int
-    settings: tuple[Any, ...]
-    value: Any
-
-    @property
-    def begin(self) -> Any:
-        """The value that was read, at the beginning of all that leads to this row."""
-        return self.value.begin if isinstance(self.value, Key) else self.value
-
-    @property
-    def device(self) -> torch.device:
-        """Of the row."""
-        return self.begin[-2]  # type: ignore[no-any-return]  # by construction
-
-
-class Table:
-    """The rows of one module: a projection, or an activation on the way to one.
-
-    Attributes:
-        weights: of the module.
-        epoch: how often they have changed.
-        content: of the weights by which the rows were computed: of all words, and of a sample.
-        alignment: of these weights, by device.
-        kept: what is outside the process of it; None if nobody has looked yet.
-        lock: held while weights that are away are brought in.
-        is_judged: whether the table is worth keeping; False until its first call.
-        sees_tokens: whether the module was called with something else than one small tensor.
-    """
-
-    def __init__(self, name: str, module: nn.Module) -> None:
-        self.name, self.module, self.weights = name, module, Weights(module)
-        self.epoch = 0
-        self.content: dict[bool, Any] = {}
-        self.alignment: dict[torch.device, tuple[int, ...]] = {}
-        self.kept: Kept | None = None
-        self.lock = threading.Lock()
-        self.is_projection = bool(self.weights.parameters)
-        self.is_judged = self.sees_tokens = False
 
 
 class Call:
@@ -127,7 +74,7 @@ class Tables:
         cache: holds the rows, the options and the counters.
     """
 
-    def __init__(self, denoiser: nn.Module, cache: ModulationCache) -> None:
+    def __init__(self, denoiser: nn.Module, cache: Rows) -> None:
         self._denoiser, self._cache = weakref.ref(denoiser), cache
         self._lock = threading.RLock()
         self._active = self._calls = 0
@@ -363,7 +310,7 @@ class Tables:
         for table in useful:
             table.is_judged = True
         if new:
-            self._cache.limit_rows()
+            self._cache.limit_rows(self, self.weight_bytes)
         self._drop(dict.fromkeys(each for each in (*new, *seen) if not each.is_judged))
 
     # Whether weights have changed.

@@ -1,23 +1,68 @@
-"""Tables outside the process: one record for each module, named by the content of its weights."""
+"""The rows of one module: how they are named, and the record of them outside the process."""
 
 from __future__ import annotations
 
 import platform
 import sys
-from typing import TYPE_CHECKING, Any
+import threading
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
+from omnireuse.modulation.weights import Weights
 from omnireuse.prompts.checksum import tensor_checksum
 from omnireuse.prompts.keys import digest_of
 from omnireuse.stores.tier import Tier, TieredStore
 
-if TYPE_CHECKING:
-    from omnireuse.modulation.tables import Key, Table
-
-__all__ = ["Kept"]
+__all__ = ["Kept", "Key", "Table"]
 
 _FORMAT = "modulation 1"
+_CPU = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
+
+
+class Key(NamedTuple):
+    """Of a row. It is the value of the row's output as well, for the tables after this one."""
+
+    table: Table
+    epoch: int
+    settings: tuple[Any, ...]
+    value: Any
+
+    @property
+    def begin(self) -> Any:
+        """The value that was read, at the beginning of all that leads to this row."""
+        return self.value.begin if isinstance(self.value, Key) else self.value
+
+    @property
+    def device(self) -> torch.device:
+        """Of the row."""
+        return self.begin[-2]  # type: ignore[no-any-return]  # by construction
+
+
+class Table:
+    """The rows of one module: a projection, or an activation on the way to one.
+
+    Attributes:
+        weights: of the module.
+        epoch: how often they have changed.
+        content: of the weights by which the rows were computed: of all words, and of a sample.
+        alignment: of these weights, by device.
+        kept: what is outside the process of it; None if nobody has looked yet.
+        lock: held while weights that are away are brought in.
+        is_judged: whether the table is worth keeping; False until its first call.
+        sees_tokens: whether the module was called with something else than one small tensor.
+    """
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name, self.module, self.weights = name, module, Weights(module)
+        self.epoch = 0
+        self.content: dict[bool, Any] = {}
+        self.alignment: dict[torch.device, tuple[int, ...]] = {}
+        self.kept: Kept | None = None
+        self.lock = threading.Lock()
+        self.is_projection = bool(self.weights.parameters)
+        self.is_judged = self.sees_tokens = False
 
 
 class Kept:
@@ -61,6 +106,3 @@ class Kept:
             return False
         self.outputs |= rows
         return self._store.put(self._name, self.outputs, namespace=_FORMAT)
-
-
-_CPU = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"

@@ -1,0 +1,102 @@
+"""The rows of all tables of a pipeline, with the options and the counters that its tables share."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import threading
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from omnireuse.stores.memory import MemoryStore
+from omnireuse.stores.tier import Tier, TieredStore
+
+__all__ = ["Release", "Row", "Rows"]
+
+logger = logging.getLogger("omnireuse")
+
+Release = Literal["cpu", "disk"] | None
+
+
+class Row(NamedTuple):
+    """An output, and its version when it was stored."""
+
+    output: torch.Tensor
+    version: int
+
+
+class Rows:
+    """What the tables of a pipeline share.
+
+    Attributes:
+        release: where weights go once every step of a schedule has its row; None if they stay.
+        max_bytes: most bytes of rows; None for as many as the weights have.
+        outside: the store or tier that keeps rows for other processes; None for none.
+        rows: the rows of all tables, the least recently used first out.
+        refused: why nothing is kept any more, in words; "" while the cache works.
+    """
+
+    def __init__(self, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None) -> None:
+        self.release, self.max_bytes, self.outside, self.refused = release, max_bytes, outside, ""
+        self.rows: MemoryStore[Row] = MemoryStore(max_bytes=max_bytes)
+        self._lock = threading.Lock()
+        self._counts, self._bypassed = Counter[str](), Counter[str]()
+        self._weight_bytes: dict[int, int] = {}
+        self._folder: Path | None = None
+
+    def count(self, **numbers: int) -> None:
+        """Count so many more of each."""
+        with self._lock:
+            self._counts.update(numbers)
+
+    def bypass(self, reason: str, where: str) -> None:
+        """Count a call that a projection computes by itself; the first of each reason is logged."""
+        with self._lock:
+            self._bypassed[reason] += 1
+            is_first = self._bypassed[reason] == 1
+        if is_first:
+            logger.info("modulation cache: %s is computed by itself (%s); docs/modulation.md", where, reason)
+
+    def refuse(self, reason: str) -> None:
+        """Keep nothing any more, and say why."""
+        self.refused = self.refused or reason
+        logger.warning("modulation cache: nothing is kept: %s; the weights stay", reason)
+
+    def limit_rows(self, tables: object, weight_bytes: int) -> None:
+        """Hold the rows below the weights that they stand for, and below `max_bytes`.
+
+        Args:
+            tables: of one denoiser.
+            weight_bytes: of their weights.
+        """
+        with self._lock:
+            self._weight_bytes[id(tables)] = weight_bytes
+            weights = sum(self._weight_bytes.values())
+        self.rows.max_bytes = weights if self.max_bytes is None else min(weights, self.max_bytes)
+
+    def put_away(self, data: torch.Tensor) -> torch.Tensor:
+        """The same values where `release` says: in host memory, pinned beside CUDA, or mapped from a file."""
+        if self.release == "disk":
+            return self._mapped(data)
+        if data.device.type == "cpu":
+            return data
+        host = data.to("cpu")
+        return host.pin_memory() if data.device.type == "cuda" else host
+
+    def _mapped(self, data: torch.Tensor) -> torch.Tensor:
+        with self._lock:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="omnireuse-modulation-"))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+            self._counts["files"] += 1
+            path = self._folder / f"{self._counts['files']}.safetensors"
+        save_file({"weight": data.contiguous()}, path)
+        with safe_open(path, "pt") as file:
+            return file.get_tensor("weight")  # type: ignore[no-any-return]  # a tensor
