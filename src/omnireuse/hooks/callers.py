@@ -99,8 +99,8 @@ def callbacks_aside(
             result = proceed(*given, **named)
         finally:
             CALLERS.reset(token)
-        if after is not None:
-            after(_changed(before, result))
+        if after is not None:  # a function that is given no tensors by name is no callback at a step's end
+            after(_changed(before, result) if any(isinstance(each, Mapping) for each in given) else ())
         return result
 
     with ExitStack() as stack:

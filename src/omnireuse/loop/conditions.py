@@ -6,6 +6,7 @@ from collections.abc import Collection, Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 __all__ = ["Conditions", "version"]
 
@@ -95,14 +96,14 @@ class _Seen:
     Attributes:
         value: the input itself, so that its memory is not used for another one.
         version: number of its changes in place; None if they are not counted, or for what is no tensor.
-        address: of its first element.
+        address: of its first element; 0 for a tensor without data.
     """
 
     __slots__ = ("address", "value", "version")
 
     def __init__(self, value: Any) -> None:
         self.value, self.version, self.address = value, version(value), 0
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
             self.address = value.data_ptr()
 
     def is_same(self, now: Any) -> bool | None:
@@ -110,12 +111,12 @@ class _Seen:
         before = self.value
         if not isinstance(before, torch.Tensor) or not isinstance(now, torch.Tensor):
             return type(now) is type(before) and bool(now == before)
-        is_untouched = version(before) == self.version and before.data_ptr() == self.address
+        is_untouched = version(before) == self.version and (not self.address or before.data_ptr() == self.address)
         if now is before or not is_untouched:
             return is_untouched  # what it was before is gone
         if (now.shape, now.dtype, now.device) != (before.shape, before.dtype, before.device):
             return False
-        if now.data_ptr() == self.address != 0 and now.stride() == before.stride():
+        if self.address and now.data_ptr() == self.address and now.stride() == before.stride():
             return True
         return None
 
@@ -134,12 +135,12 @@ def _collect(value: Any, name: str, found: dict[str, Any]) -> None:
 
 def _different(pairs: Collection[tuple[str, torch.Tensor, torch.Tensor]]) -> list[str]:
     """The names of tensors whose contents differ. Cost: waits for the device once if there are some on one."""
-    flags = [(now != before).any() for _, before, now in pairs if not now.is_meta]
+    pairs = [each for each in pairs if not (each[2].is_meta or isinstance(each[2], FakeTensor))]
+    flags = [(now != before).any() for _, before, now in pairs]
     if not flags:
         return []
     is_other = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
-    names = [name for name, _, now in pairs if not now.is_meta]
-    return [name for name, differs in zip(names, is_other, strict=True) if differs]
+    return [name for (name, _, _), differs in zip(pairs, is_other, strict=True) if differs]
 
 
 def version(value: Any) -> int | None:
