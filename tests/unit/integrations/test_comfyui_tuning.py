@@ -291,14 +291,14 @@ def test_configurations_are_measured_apart_and_few_at_a_time() -> None:
 
     for width in widths:
         wide(width, 0)
-        if state(patched).state == "off":  # few are begun at once; its second picture is measured
+        if state(patched).state == "waiting":  # few are begun at once; its second picture is measured
             wide(width, 0)
         assert state(patched).pictures == 1
     # The one that was measured first was set aside. What it has shown counts once reuse has saved enough for more.
     wide(widths[-1], 1)
     assert state(patched).pictures == 2
     wide(widths[0], 1)
-    assert (state(patched).state, state(patched).pictures) == ("off", 1)
+    assert (state(patched).state, state(patched).pictures) == ("waiting", 1)
 
 
 @pytest.mark.parametrize("name", ["euler", "euler_ancestral", "heun"])
