@@ -141,10 +141,12 @@ class Companions:
         self.scales = tuple(self._scales.items())
         key = name, self._order[name]
         self._order[name] += 1
+        # The layout of the run has the scales. The call's own arguments may end a ControlNet on the way.
+        conditions = {each: value for each, value in given.items() if each != "conditioning_scale"}
         if run is None:
-            self._first[key] = given
+            self._first[key] = conditions
         else:
-            run.conditions.look(key, run.step, given)
+            run.conditions.look(key, run.step, conditions)
             is_reused = is_reused and run.conditions.latest != run.step
         known = self._outputs.get(key)
         if is_reused and known is not None and known.is_handed_on and known.scale == self._scales[name]:
