@@ -3,7 +3,7 @@
 import runpy
 
 import pytest
-from omnireuse.prompts.reading import Sight
+from omnireuse.prompts.survey import Survey
 
 from tests import TOP
 
@@ -20,6 +20,6 @@ def test_rollouts_encode_each_prompt_once_an_update(capsys):
 
 
 def test_the_proof_can_fail(monkeypatch):
-    monkeypatch.setattr(Sight, "holds", lambda self, pipeline: True)
+    monkeypatch.setattr(Survey, "holds", lambda self: True)
     with pytest.raises(RuntimeError, match="older weights"):
         runpy.run_path(EXAMPLE)["main"](rounds=2, prompts=1, seeds=2, steps=1)

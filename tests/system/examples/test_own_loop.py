@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import runpy
 from pathlib import Path
 
@@ -34,6 +35,7 @@ def test_the_loop_with_a_call_is_tuned(
 ) -> None:
     monkeypatch.setenv("OMNIREUSE_TUNE", "1")
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("omnireuse.tuning.entry.PATIENCE", math.inf)  # no test depends on the clock
     first, second = [], []
     for lines in (first, second):
         runpy.run_path(str(TOP / "examples" / "tuned_loop.py"), run_name="__main__")

@@ -37,7 +37,7 @@ AFTER = [
     "omnireuse.tuning.full_run.OutputProducts.of",
     "omnireuse.tuning.store.Store.keep_measured",
     "omnireuse.tuning.trials.Planner.best",
-    "omnireuse.tuning.replay.with_bar",
+    "omnireuse.tuning.replay.without_bar",
     "omnireuse.tuning.shadows.Led.use",
     "omnireuse.tuning.store.Store.save",
     "omnireuse.tuning.entry.Entry.take",

@@ -209,7 +209,7 @@ def test_a_plan_for_other_arguments_is_said_where_these_are_measured(
         assert handle.tuning.state == "ready"
         assert "tuning has ended for calls with " in caplog.text
         flux.run(steps=STEPS, true_cfg_scale=7.5)
-        assert "a plan is kept for true_cfg_scale=" in str(handle.tuning)
+        assert "a plan is kept for true_cfg_scale=" in handle.tuning.near
         assert "and this call has true_cfg_scale=7.5" in caplog.text
 
 
