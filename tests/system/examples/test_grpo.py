@@ -3,8 +3,8 @@
 import runpy
 
 import pytest
-from omnireuse.prompts.survey import Survey
 
+from omnireuse.prompts.survey import Survey
 from tests import TOP
 
 pytest.importorskip("skimage", reason="needs omnireuse-lab")
