@@ -42,7 +42,7 @@ class Limit(NamedTuple):
     changes: int
 
 
-LIMITS = {"default": Limit(51, 21), "with a callback": Limit(66, 31), "calibrated": Limit(96, 42)}
+LIMITS = {"default": Limit(53, 21), "with a callback": Limit(73, 31), "calibrated": Limit(98, 42)}
 
 
 class Hops:
