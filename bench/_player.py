@@ -16,8 +16,8 @@ import torch
 import omnireuse
 from bench._common import Row
 from omnireuse import Steps
-from omnireuse.hooks.session import session_of
 from omnireuse.pipelines.pictures import psnr
+from omnireuse.tuning.tuner import Tuner
 from reference.case import CASES
 
 STEPS = 28
@@ -182,9 +182,9 @@ class Player:
             cache_in(folder),
             self.enabled(**options) as handle,
         ):
-            session = session_of(self.pipeline)
-            if places and session is not None:
-                session.tuner.measure_all()
+            tuner = handle.extension(Tuner)
+            if places and tuner is not None:
+                tuner.measure_all()
             for place in places:
                 self.run([place])
             yield handle

@@ -19,8 +19,8 @@ from bench._reference_figures import draw_edits
 from bench.harm import closeness
 from omnireuse import EveryNth
 from omnireuse.errors import StateError
-from omnireuse.hooks.session import session_of
 from omnireuse.references import References
+from omnireuse.tuning.tuner import Tuner
 from omnireuse_lab.peers.editing import Dropped, RegionWise, TextKept, Whole
 from reference.drawing import Array
 from reference.edits.drawing import Drawer, draw_parts
@@ -158,9 +158,9 @@ class Player:
             cache_in(folder),
             omnireuse.enable(self.pipeline, speedup=speedup, tune=PICTURES, references=references) as handle,
         ):
-            session = session_of(self.pipeline)
-            assert session is not None, "reuse was enabled"
-            session.tuner.measure_all()
+            tuner = handle.extension(Tuner)
+            assert tuner is not None, "the pipeline is tuned"
+            tuner.measure_all()
             for place in range(PICTURES):
                 self._make(self._steps, _some(self._tuned_on, place, place + 1))
             if handle.tuning.state != "ready":

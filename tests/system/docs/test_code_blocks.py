@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def test_the_blocks_of_a_page_run(
         request.addfinalizer(lambda: registry.builtin.pop(name))
 
     monkeypatch.setattr(Registry, "__setitem__", added)
+    monkeypatch.setattr("omnireuse.tuning.entry.PATIENCE", math.inf)  # no test depends on the clock
     # As a reader has it: tuning is on, and its plans lie in the folder of this test (tests/conftest.py).
     for variable in ("OMNIREUSE_TUNE", "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"):
         monkeypatch.delenv(variable, raising=False)
