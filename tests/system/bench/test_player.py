@@ -12,6 +12,7 @@ import pytest
 
 import omnireuse
 from bench._player import Player
+from omnireuse.tuning.tuner import Tuner
 
 
 class Played(Player):
@@ -29,7 +30,9 @@ class Played(Player):
 @contextmanager
 def enable(player: Played, **_: Any) -> Iterator[Any]:
     player.is_reusing = True
-    yield SimpleNamespace(events=[], tuning=SimpleNamespace(state="ready", runs=1.0, expected=0.1, reason=""))
+    tuning = SimpleNamespace(state="ready", runs=1.0, expected=0.1, reason="")
+    tuner = SimpleNamespace(measure_all=lambda: None)
+    yield SimpleNamespace(events=[], tuning=tuning, extension={Tuner: tuner}.get)
     player.is_reusing = False
 
 
