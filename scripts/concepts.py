@@ -52,7 +52,7 @@ ROWS = (
     Row("enable, files", 48, 62),
     Row("enable, lines", 9_189, 10_500),
     Row("its keywords, files", 115, 100),
-    Row("its keywords, lines", 19_871, 15_000),
+    Row("its keywords, lines", 19_865, 15_000),
     Row("Generation, files", 18, 20),
     Row("Generation, lines", 3_132, 2_800),
     Row("Session, files", 32, 35),
