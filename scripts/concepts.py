@@ -64,12 +64,12 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 57, 50),
-    Row("lines of src", 29_402, 22_500),
+    Row("lines of src", 29_644, 22_500),
     Row("lines of lab", 4_887, 4_500),
     Row("lines of engines", 8_377, 7_500),
-    Row("callables", 119, 60),
-    Row("annotations Any", 723, 400),
-    Row("large classes", 20, 5),
+    Row("callables", 121, 60),
+    Row("annotations Any", 729, 400),
+    Row("large classes", 22, 5),
 )
 
 
