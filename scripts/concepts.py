@@ -64,10 +64,10 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 57, 50),
-    Row("lines of src", 29_644, 22_500),
+    Row("lines of src", 29_708, 22_500),
     Row("lines of lab", 4_887, 4_500),
-    Row("lines of engines", 8_377, 7_500),
-    Row("callables", 121, 60),
+    Row("lines of engines", 8_383, 7_500),
+    Row("callables", 122, 60),
     Row("annotations Any", 729, 400),
     Row("large classes", 22, 5),
 )
