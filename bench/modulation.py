@@ -64,8 +64,8 @@ SIZED = {
 STEPS = (4, 8, 28, 50)
 PARTS = ("pipelines", "sizes", "blocks", "groups", "gpu")
 GIB = 2**30
-PAIRS = 5
-NEW = (5, 6, 7)
+PAIRS = 3
+NEW = (5, 6)
 """Steps of schedules that are new."""
 
 
@@ -157,7 +157,7 @@ def two_blocks(name: str) -> Sampler:
     """Two blocks of true width, in bfloat16; few tokens, as a step's time is not the question."""
     model = MODELS[name]
     depth = {"num_layers": 1, "num_single_layers": 1} if name == "flux.1" else {"num_layers": 2}
-    model = replace(model, true=model.true | depth, latents=(1, 64, 64), text=(32, model.text[1]), guidance=None)
+    model = replace(model, true=model.true | depth, latents=(1, 16, 64), text=(8, model.text[1]), guidance=None)
     return Sampler(model, tiny=False, device=torch.device("cpu"), dtype=torch.bfloat16)
 
 
