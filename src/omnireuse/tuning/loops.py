@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,7 +24,7 @@ from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.replay import unchanged_random_states
 from omnireuse.tuning.steppers import TrialStepper
-from omnireuse.tuning.trials import MeasuredCall, Pausing, TrialResult, Trials
+from omnireuse.tuning.trials import MeasuredCall, Pausing, StepperOf, TrialResult, Trials
 from omnireuse.tuning.tuner import HostTuner
 
 __all__ = ["OFF", "LoopTrials", "LoopTuner", "MeasuredLoop", "RepeatableLoop", "RequestPlan"]
@@ -125,9 +125,7 @@ class LoopTrials(Trials):
 
     host: Any = None
 
-    def run(
-        self, call: MeasuredCall, first_reused: int, stepper: Callable[[RunStart], Stepper]
-    ) -> Pausing[TrialResult]:
+    def run(self, call: MeasuredCall, first_reused: int, stepper: StepperOf) -> Pausing[TrialResult]:
         again: RepeatableLoop = call.replay.twin()
         trial = TrialStepper(call.full, first_reused, stepper(again.start))
         latents = yield from again.run(trial, self.host)

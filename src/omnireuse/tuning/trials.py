@@ -31,6 +31,7 @@ __all__ = [
     "Pausing",
     "PipelineTrials",
     "SessionTrials",
+    "StepperOf",
     "TrialResult",
     "Trials",
     "finished",
@@ -43,6 +44,8 @@ FRAMES = 8
 T = TypeVar("T")
 Pausing = Generator[None, None, T]
 """Work that pauses if its host makes pauses, after calls of the model."""
+StepperOf = Callable[[RunStart], Stepper]
+"""Makes what decides the steps of a run that begins."""
 
 
 def finished(work: Pausing[T]) -> T:
@@ -85,14 +88,12 @@ class Trials(ABC):
     """Makes measured calls again. Calls of the denoisers before the first reused step are known of the full run."""
 
     @abstractmethod
-    def run(
-        self, call: MeasuredCall, first_reused: int, stepper: Callable[[RunStart], Stepper]
-    ) -> Pausing[TrialResult]:
+    def run(self, call: MeasuredCall, first_reused: int, stepper: StepperOf) -> Pausing[TrialResult]:
         """Make a call again.
 
         Args:
             first_reused: the first step that is not computed.
-            stepper: decides the steps of the run that begins.
+            stepper: what decides its steps.
         """
 
     def generation(self, strategy: Strategy, start: RunStart, pictures: int) -> Generation:
@@ -125,9 +126,7 @@ class PipelineTrials(Trials):
     def again(self, call: MeasuredCall, choose: Chooser) -> Sequence[Picture] | None:
         """Make a call again, whose one run follows what is chosen; return its pictures."""
 
-    def run(
-        self, call: MeasuredCall, first_reused: int, stepper: Callable[[RunStart], Stepper]
-    ) -> Pausing[TrialResult]:
+    def run(self, call: MeasuredCall, first_reused: int, stepper: StepperOf) -> Pausing[TrialResult]:
         made: list[TrialStepper] = []
 
         def choose(start: RunStart) -> Chosen:
