@@ -33,7 +33,7 @@ from omnireuse.tuning.pulse import Pulse
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import Replay, noting_bars
-from omnireuse.tuning.shadows import SessionShadows
+from omnireuse.tuning.trials import SessionTrials
 
 __all__ = ["HostTuner", "Tuner"]
 
@@ -211,7 +211,7 @@ class Tuner(HostTuner, Tunes):
                 agreement=self._registry.agreement,
                 computed=attempt.bar.computed,
             )
-            self._made(attempt, SessionShadows(self._session, call.proceed, self.references, pulse))
+            self._made(attempt, SessionTrials(self._session, call.proceed, self.references, pulse))
         finally:
             attempt.bar.close()
             if attempt.is_held and attempt.entry is not None:
@@ -274,9 +274,10 @@ class Tuner(HostTuner, Tunes):
             return untuned
 
     def _measured(self, attempt: _Attempt, entry: Entry, start: RunStart) -> Chosen:
-        """Compute every step, and record the run if a picture is to be measured; trial runs follow it. While another
-        thread measures or tries, every step is computed, and no more."""
-        untuned, total, computed_all = Chosen(strategy=self._session.strategy), start.total or 0, True
+        """Compute every step and record the run if a picture is to be measured; trial runs follow it. While another
+        thread measures or tries, every step is computed, and no more. Once all is measured, trial runs follow pictures
+        of the untuned default."""
+        untuned, total = Chosen(strategy=self._session.strategy), start.total or 0
         recording = Recording(start.scheduler, total, keeps=entry.is_due)
         if entry.is_due:
             try:
@@ -285,20 +286,17 @@ class Tuner(HostTuner, Tunes):
                 entry.failed(error, "a call cannot be made again: ")
                 return untuned
             attempt.recording = recording
-        elif entry.is_idle and not entry.may_compute_all:
-            self.pass_by(f"{entry.budget.waits}; trial runs go on meanwhile")
-            computed_all = False
+        attempt.is_full = not entry.is_idle
         if not entry.is_busy:
             is_alone = not entry.products
             entry.start()
             attempt.is_held = True
             attempt.bar = PictureBar(attempt.bars, total if is_alone else 2 * total)
-        attempt.is_full = computed_all
-        if not computed_all:
+        if not attempt.is_full:
             return untuned
         return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
 
-    def _made(self, attempt: _Attempt, shadows: SessionShadows) -> None:
+    def _made(self, attempt: _Attempt, trials: SessionTrials) -> None:
         """Learn from a finished picture if it was measured, and make the trial runs that are due."""
         entry, recording, callback = attempt.entry, attempt.recording, attempt.callback
         if callback.changes:
@@ -318,9 +316,9 @@ class Tuner(HostTuner, Tunes):
                 entry.skip(f"a picture was not measured: {why}")
         elif recording is None:
             entry.finish()
-            entry.go_on(shadows)
+            entry.go_on(trials)
         elif entry.learn(recording, attempt.replay):
-            entry.go_on(shadows)
+            entry.go_on(trials)
         if entry.tuning.state == "ready":
             with self._lock:
                 self._latest = entry

@@ -45,7 +45,7 @@ def test_ranks_decide_alike_with_a_slow_one_and_end_with_a_lost_one(
     done = launch(ranks, kind, family, end, str(tmp_path))
     written = [tmp_path / f"{rank}.json" for rank in range(ranks)]
     assert all(file.exists() for file in written), done.stderr[:6000]
-    seen: list[dict[str, Any]] = [json.loads(file.read_text()) for file in written]
+    seen: list[dict[str, Any]] = [json.loads(file.read_text("utf-8")) for file in written]
     for name, figures in seen[0].items():
         assert all(each[name]["reused"] == figures["reused"] for each in seen), name
         assert figures["reused"] == figures["alone"], name
@@ -59,7 +59,7 @@ def test_a_model_that_is_made_parallel_too_late_is_an_error_and_no_deadlock(tmp_
     done = launch(2, "late", str(tmp_path))
     assert done.returncode == 0, done.stderr[:6000]
     for rank in range(2):
-        refused = json.loads((tmp_path / f"{rank}.json").read_text())["refused"]
+        refused = json.loads((tmp_path / f"{rank}.json").read_text("utf-8"))["refused"]
         assert "ErrorControl measures" in refused
         assert "enable it again" in refused
 
@@ -69,7 +69,7 @@ def test_ranks_tune_together_and_follow_one_plan(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "cache"))
     done = launch(2, "tunes", str(tmp_path))
     assert done.returncode == 0, done.stderr[:6000]
-    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text("utf-8")) for rank in range(2))
     assert one == other
     assert one["states"] == ["measuring", "ready", "ready", "ready"]
     assert one["latents"][2] == one["latents"][3], "the plan is kept, and serves the next from its first picture on"
@@ -84,7 +84,7 @@ def test_an_error_of_tuning_on_one_rank_leaves_all_ranks_untuned(
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "cache"))
     done = launch(2, "errs", str(tmp_path))
     assert done.returncode == 0, done.stderr[:6000]
-    one, other = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    one, other = (json.loads((tmp_path / f"{rank}.json").read_text("utf-8")) for rank in range(2))
     assert one["latents"] == other["latents"]
     untuned, again, full, after = one["latents"]
     assert untuned == again == after != full

@@ -141,7 +141,7 @@ def main(kind: str, family: str, end: str, folder: Path) -> None:
         }
         for name in alone
     }
-    (folder / f"{rank}.json").write_text(json.dumps(figures))
+    (folder / f"{rank}.json").write_text(json.dumps(figures), "utf-8")
     dist.barrier()
     if slow is not None:
         slow.remove()
@@ -168,7 +168,7 @@ def too_late(folder: Path) -> None:
         try:
             tiny.run(steps=24)
         except StateError as error:
-            (folder / f"{dist.get_rank()}.json").write_text(json.dumps({"refused": str(error)}))
+            (folder / f"{dist.get_rank()}.json").write_text(json.dumps({"refused": str(error)}), "utf-8")
     leave()
 
 
@@ -192,7 +192,7 @@ def tunes(folder: Path) -> None:
                         assert torch.equal(latents, full[seed])
                 seen["computed"].append([event.step for event in handle.events if not event.reused])
                 seen["paths"].append(handle.tuning.path)
-    (folder / f"{rank}.json").write_text(json.dumps(seen))
+    (folder / f"{rank}.json").write_text(json.dumps(seen), "utf-8")
     leave()
 
 
@@ -215,7 +215,7 @@ def errs(folder: Path) -> None:
             for _ in range(2):
                 seen["latents"].append(tiny.run(steps=20).double().sum().item())
             seen["states"].append(str(handle.tuning))
-    (folder / f"{rank}.json").write_text(json.dumps(seen))
+    (folder / f"{rank}.json").write_text(json.dumps(seen), "utf-8")
     leave()
 
 
