@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import socket
@@ -41,6 +42,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         file = item.path.relative_to(tests)
         folder = file.parent.as_posix()
         item.add_marker(pytest.mark.xdist_group(folder if folder in SHARED else file.as_posix()))
+
+
+def pytest_collection_finish() -> None:
+    # The objects of torch, diffusers and transformers stay until the end; looking through them makes each collection slow.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

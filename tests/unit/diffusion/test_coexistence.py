@@ -112,13 +112,20 @@ def lora_life(tiny: Tiny) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize("region", REGIONS)
-def test_a_lora_comes_and_goes_under_reuse(region: str) -> None:
+@pytest.fixture(scope="module")
+def without_reuse() -> tuple[Tiny, list[torch.Tensor]]:
     untouched = TINY["flux"]()
     plain = lora_life(untouched)
     assert torch.equal(plain[0], plain[-1])
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(plain))
-    flux = TINY["flux"]()
+    return untouched, plain
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_lora_comes_and_goes_under_reuse(
+    flux: Tiny, without_reuse: tuple[Tiny, list[torch.Tensor]], region: str
+) -> None:
+    untouched, plain = without_reuse
     with omnireuse.enable(flux.pipe, policy="never", region=region):
         assert all(torch.equal(a, b) for a, b in zip(lora_life(flux), plain, strict=True))
     with omnireuse.enable(flux.pipe, policy="fixed", region=region) as handle:
@@ -229,10 +236,12 @@ def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> 
     return handle
 
 
-@pytest.mark.parametrize("forecaster", sorted(FORECASTERS))
-@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize(
+    ("forecaster", "region"),
+    [*((name, "call") for name in sorted(FORECASTERS)), *(("polynomial", each) for each in REGIONS if each != "call")],
+)
 def test_a_schedule_reads_nothing_back(
-    flux: Tiny, monkeypatch: pytest.MonkeyPatch, region: str, forecaster: str
+    flux: Tiny, monkeypatch: pytest.MonkeyPatch, forecaster: str, region: str
 ) -> None:
     choice = {"policy": EveryNth(every=2), "forecaster": forecaster, "region": region}
     assert unread_steps(flux, monkeypatch, **choice).summary().reused_calls == 3
