@@ -57,7 +57,7 @@ class Rows:
 
         self._name, self._folder = name, folder
         kept = folder / f"{name}.json"
-        known: Row = json.loads(kept.read_text()) if kept.is_file() else {"rows": []}
+        known: Row = json.loads(kept.read_text("utf-8")) if kept.is_file() else {"rows": []}
         self.record = known | {"command": f"python -m bench {name}", "environment": environment(), **about}
 
     def like(self, key: Row) -> list[Row]:

@@ -167,11 +167,11 @@ def main(argv: list[str]) -> None:
             "bench idle: neither vllm-omni nor SGLang is installed; scripts/vllm_omni_venv.sh and "
             "scripts/sglang_venv.sh build environments that have them"
         )
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else {}
     found.pop("run", None)
     for measure in present:
         found |= measure()
-    RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+    RESULTS.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n", "utf-8")
     for name, row in found.items():
         low, high = row["quartiles"]
         print(

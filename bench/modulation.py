@@ -160,7 +160,7 @@ def two_blocks(name: str) -> Sampler:
 
 def private_bytes() -> int:
     """Memory of this process that no file backs."""
-    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    found = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text("utf-8"))
     return int(found[1]) * 1024 if found else 0
 
 

@@ -172,4 +172,4 @@ def main(arguments: list[str] | None = None) -> None:
                 waits = found["median_latency"]["mean"] / base["median_latency"]["mean"]
                 rows, idle = found["rows_of_a_computing_wave"]["mean"], found["waves_without_computation"]["mean"]
                 print(f"{shape:10}  {load:4}  {variant:13}  {ratio:21.2f}  {waits:17.2f}  {rows:9.2f}  {idle:9.0%}")
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", "utf-8")

@@ -55,7 +55,7 @@ def draw(model: FluxTransformer2DModel, steps: int) -> torch.Tensor:
 def memory() -> float:
     """MiB of this process that no file backs; 0 if the system does not tell."""
     status = Path("/proc/self/status")
-    found = re.search(r"RssAnon:\s+(\d+)", status.read_text()) if status.exists() else None
+    found = re.search(r"RssAnon:\s+(\d+)", status.read_text("utf-8")) if status.exists() else None
     return int(found[1]) / 1024 if found else 0.0
 
 

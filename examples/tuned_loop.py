@@ -2,7 +2,7 @@
 
     python examples/tuned_loop.py
 
-The first latents, five or six, are computed in full, bit for bit as without omnireuse. After them, and from the first
+The first three latents are computed in full, bit for bit as without omnireuse. Soon after them, and from the first
 on in the next process, omnireuse follows the plan that left the least error in three of them.
 """
 

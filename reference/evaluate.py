@@ -69,9 +69,13 @@ def step_sensitivity(case: Case, pipeline: Any, scenes: Sequence[Any], **overrid
     return float(np.mean([capped_psnr(a, b) for a, b in zip(half, full, strict=True)]))
 
 
-def measure(
-    case: Case, pipeline: Any, folder: Path, *, num_captions: int, num_psnr_prompts: int
-) -> tuple[Figures, Array]:
+def weight_bytes(pipeline: Any) -> int:
+    """Bytes of a pipeline's weights in files, which hold them in half precision."""
+    modules = [part for part in pipeline.components.values() if isinstance(part, torch.nn.Module)]
+    return sum(2 * weight.numel() for module in modules for weight in module.parameters())
+
+
+def measure(case: Case, pipeline: Any, *, num_captions: int, num_psnr_prompts: int) -> tuple[Figures, Array]:
     """All figures of ``pipeline``, and the images or clips that its scores were read from."""
     pipeline.set_progress_bar_config(disable=True)
     scenes = case.held_out(num_captions)
@@ -95,7 +99,7 @@ def measure(
         num_psnr_prompts=num_psnr_prompts,
         psnr_guided=step_sensitivity(case, pipeline, scenes[:num_psnr_prompts]),
         psnr_unguided=step_sensitivity(case, pipeline, scenes[:num_psnr_prompts], **{case.guidance: 1.0}),
-        weight_bytes=sum(file.stat().st_size for file in folder.rglob("*.safetensors")),
+        weight_bytes=weight_bytes(pipeline),
     )
     return figures, made
 
@@ -119,9 +123,7 @@ def main() -> None:
     if args.psnr_prompts is not None:
         num_psnr_prompts = args.psnr_prompts
     folder = case.find(args.path)
-    figures, made = measure(
-        case, case.load(folder), folder, num_captions=num_captions, num_psnr_prompts=num_psnr_prompts
-    )
+    figures, made = measure(case, case.load(folder), num_captions=num_captions, num_psnr_prompts=num_psnr_prompts)
     from reference.card import figures_table, write_card
 
     Console().print(figures_table(case, figures), markup=False, soft_wrap=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +18,10 @@ PATH_VARIABLE, VIDEO_PATH_VARIABLE = "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_
 UNET_PATH_VARIABLE, DISTILLED_PATH_VARIABLE = "OMNIREUSE_SHAPES_SD", "OMNIREUSE_SHAPES_DEV"
 FACES_PATH_VARIABLE = "OMNIREUSE_FACES"
 EDIT_PATH_VARIABLE, FEW_STEPS_EDIT_PATH_VARIABLE = "OMNIREUSE_FACES_EDIT", "OMNIREUSE_FACES_EDIT_8"
+
+#: A file beside model_index.json: {part: folder of another model's part}, relative to the file. No part is kept twice,
+#: and a clone has no links, which Windows would check out as text.
+SHARED = "shared.json"
 
 #: What the image pipeline is called with. Batches need one negative prompt for each prompt. The guidance is the weakest
 #: that still lets a good cache be told from a bad one: half of the steps stay below 38 dB of all of them.
@@ -97,6 +103,19 @@ def _find(path: str | Path | None, *, loader: str, variable: str, name: str) -> 
     return folder
 
 
+def _load(kind: Any, folder: Path, **kwargs: Any) -> Any:
+    """``kind.from_pretrained`` of ``folder``, with the parts that the file `SHARED` names."""
+    parts: dict[str, Any] = {}
+    if (folder / SHARED).is_file():
+        index, shared = (json.loads((folder / name).read_text("utf-8")) for name in ("model_index.json", SHARED))
+        dtype = {name: kwargs[name] for name in ("dtype", "torch_dtype") if name in kwargs}
+        for name, where in shared.items():
+            library, part = index[name]
+            given = {} if part.startswith("PreTrainedTokenizer") else dtype
+            parts[name] = getattr(importlib.import_module(library), part).from_pretrained(folder / where, **given)
+    return kind.from_pretrained(folder, **{**parts, **kwargs})
+
+
 def find_image_pipeline(path: str | Path | None = None) -> Path:
     """The directory of the weights: ``path``, else the environment's, else that of the checkout this file is part of.
 
@@ -149,7 +168,7 @@ def load_image_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxPi
     """
     from diffusers import FluxPipeline
 
-    pipeline: FluxPipeline = FluxPipeline.from_pretrained(find_image_pipeline(path), **kwargs)
+    pipeline: FluxPipeline = _load(FluxPipeline, find_image_pipeline(path), **kwargs)
     return pipeline
 
 
@@ -165,7 +184,7 @@ def load_video_pipeline(path: str | Path | None = None, **kwargs: Any) -> WanPip
     """
     from diffusers import WanPipeline
 
-    pipeline: WanPipeline = WanPipeline.from_pretrained(find_video_pipeline(path), **kwargs)
+    pipeline: WanPipeline = _load(WanPipeline, find_video_pipeline(path), **kwargs)
     return pipeline
 
 
@@ -183,7 +202,7 @@ def load_unet_pipeline(path: str | Path | None = None, **kwargs: Any) -> StableD
 
     # Without these two diffusers warns that the safety checker is off.
     options = {"safety_checker": None, "requires_safety_checker": False, **kwargs}
-    pipeline: StableDiffusionPipeline = StableDiffusionPipeline.from_pretrained(find_unet_pipeline(path), **options)
+    pipeline: StableDiffusionPipeline = _load(StableDiffusionPipeline, find_unet_pipeline(path), **options)
     return pipeline
 
 
@@ -225,7 +244,7 @@ def load_edit_pipeline(path: str | Path | None = None, **kwargs: Any) -> FluxKon
     """
     from diffusers import FluxKontextPipeline
 
-    pipeline: FluxKontextPipeline = FluxKontextPipeline.from_pretrained(find_edit_pipeline(path), **kwargs)
+    pipeline: FluxKontextPipeline = _load(FluxKontextPipeline, find_edit_pipeline(path), **kwargs)
     return pipeline
 
 

@@ -58,7 +58,7 @@ def save_tokenizer(
         "padding_side": "right",
         "clean_up_tokenization_spaces": False,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", "utf-8")
 
 
 #: The tokenizers of the image pipeline: what writes each into a folder.

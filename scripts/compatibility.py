@@ -55,7 +55,7 @@ knows is refused with a message that names both.
 
 def noted() -> dict[str, dict[str, str]]:
     """Environment -> package -> version."""
-    return json.loads(NOTES.read_text()) if NOTES.exists() else {}
+    return json.loads(NOTES.read_text("utf-8")) if NOTES.exists() else {}
 
 
 def result(log: Path) -> str:
@@ -80,14 +80,14 @@ def note(environment: str, python: Path, host: str | None, log: Path | None) -> 
     elif name := PACKAGES.get(environment):
         found["host"] = f"{name} {found[name]}"
     NOTES.parent.mkdir(exist_ok=True)
-    NOTES.write_text(json.dumps(noted() | {environment: found}, indent=2) + "\n")
+    NOTES.write_text(json.dumps(noted() | {environment: found}, indent=2) + "\n", "utf-8")
 
 
 def rows() -> dict[str, str]:
     """What is tested -> its row of the page as it is."""
     if not PAGE.exists():
         return {}
-    return {match[1]: match[0] for match in re.finditer(r"^\| (.+?) \|.*\|$", PAGE.read_text(), re.MULTILINE)}
+    return {match[1]: match[0] for match in re.finditer(r"^\| (.+?) \|.*\|$", PAGE.read_text("utf-8"), re.MULTILINE)}
 
 
 def write() -> None:
@@ -101,7 +101,7 @@ def write() -> None:
             lines.append(f"| {tested} | {' | '.join(cells)} |")
         elif tested in before:
             lines.append(before[tested])
-    PAGE.write_text(HEAD + "\n".join(lines) + "\n")
+    PAGE.write_text(HEAD + "\n".join(lines) + "\n", "utf-8")
 
 
 def main() -> None:

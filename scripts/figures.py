@@ -111,7 +111,8 @@ def _run(record: Record) -> tuple[str, str]:
 
 def _made(record: Record) -> str:
     day, revision = _run(record)
-    return f"{date.fromisoformat(day):%-d %B %Y}" + (f", revision {revision}" if revision else "")
+    at = date.fromisoformat(day)
+    return f"{at.day} {at:%B %Y}" + (f", revision {revision}" if revision else "")
 
 
 def _git(*command: str) -> str:

@@ -16,6 +16,7 @@ from reference.edits.evaluate import draw_examples, generate, judge, reconstruct
 from reference.edits.examples import EXAMPLES, NUM_EXAMPLES, TWO_SHARE, save_examples
 from reference.edits.task import held_out_edits
 from reference.edits.train import Run, distil_edits, export_edits, new_pool, train_edits
+from reference.evaluate import weight_bytes
 from reference.load import EDIT_SAMPLING, FEW_STEPS_EDIT_SAMPLING, load_edit_pipeline
 
 log = logging.getLogger("reference.train")
@@ -40,8 +41,8 @@ def _evaluate(folder: Path, name: str, args: argparse.Namespace) -> None:
         log.info("%s, %d held-out edits, %s: %s", name, args.edits, what, asdict(judged))
     save_sheet(examples, made, args.out / f"{name}.png")
     if args.card:
-        weights = sum(file.stat().st_size for file in folder.rglob("*.safetensors"))
-        measured = Measured(**figures, seconds=seconds_each(pipeline, examples, sampling), weight_bytes=weights)
+        seconds = seconds_each(pipeline, examples, sampling)
+        measured = Measured(**figures, seconds=seconds, weight_bytes=weight_bytes(pipeline))
         write_card(name, folder, MODELS[name][1], examples, made, measured)
 
 

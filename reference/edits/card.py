@@ -20,6 +20,7 @@ WORDS: dict[str, dict[str, str]] = {
     "faces-edit": {
         "which": "`models/faces-edit-8` is its variant of eight steps.",
         "loader": "load_edit_pipeline",
+        "shared": "The autoencoder is that of `models/faces`: `shared.json` names its folder, and the loader reads it.",
         "sampling": "EDIT_SAMPLING",
         "examples": "beside this card",
         "training": "Its 4,151 steps took 300 seconds; docs/reference.md has more.",
@@ -27,6 +28,7 @@ WORDS: dict[str, dict[str, str]] = {
     "faces-edit-8": {
         "which": "This is `models/faces-edit` distilled to eight steps.",
         "loader": "load_few_steps_edit_pipeline",
+        "shared": "`shared.json` names the folders of the parts of other models, and the loader reads it.",
         "sampling": "FEW_STEPS_EDIT_SAMPLING",
         "examples": "of `models/faces-edit`",
         "training": "The distillation of faces-edit took 792 steps and 96 seconds; docs/reference.md has more.",

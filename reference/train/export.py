@@ -12,6 +12,7 @@ from diffusers import DiffusionPipeline, SchedulerMixin
 from safetensors.torch import load_file, save_file
 from transformers import CLIPTextModel, PreTrainedModel
 
+from reference.load import SHARED
 from reference.models import new_scheduler
 from reference.tokenizers import write_tokenizers
 
@@ -20,9 +21,9 @@ TOKENIZER_CLASS = "PreTrainedTokenizerFast"
 
 def edit_json(path: Path, **values: object) -> None:
     """Set ``values`` in the JSON object in ``path``; None takes a key out."""
-    document = json.loads(path.read_text()) | values
+    document = json.loads(path.read_text("utf-8")) | values
     kept = {key: value for key, value in document.items() if value is not None or key not in values}
-    path.write_text(json.dumps(kept, indent=2) + "\n")
+    path.write_text(json.dumps(kept, indent=2) + "\n", "utf-8")
 
 
 def export_pipeline(
@@ -42,9 +43,7 @@ def export_pipeline(
         parts: the pipeline's models by name; None for a part that is left out.
     """
     target.mkdir(parents=True, exist_ok=True)
-    # Models of the repository share equal parts by links; what is written here is this model's alone.
-    for shared in (path for path in (*target.glob("*"), *target.glob("*/*")) if path.is_symlink()):
-        shared.unlink()
+    (target / SHARED).unlink(missing_ok=True)  # all parts are written here
     pipeline = new(scheduler=scheduler or new_scheduler(), **write_tokenizers(target, tokenizers), **parts)
     pipeline.to(torch.float16)
     pipeline.save_pretrained(target)

@@ -9,10 +9,9 @@ Three calls are all that is needed::
     print(handle.summary())  # what was computed, what was reused, and why
     handle.disable()  # the pipeline is as it was before
 
-The first five or six pictures are computed in full, and three of them are
-measured; the plan that suits the pipeline best serves all later ones. `omnireuse.tune` measures
-ahead of time, and `omnireuse.calibrate` finds plans for many budgets and
-promises their quality::
+The first three pictures are computed in full and measured; the plan that suits the
+pipeline best serves all later ones. `omnireuse.tune` measures ahead of time, and
+`omnireuse.calibrate` finds plans for many budgets and promises their quality::
 
     omnireuse.tune(pipe, ["a fox", "a castle at night", "two dancers"])
     profile = omnireuse.calibrate(pipe, prompts)

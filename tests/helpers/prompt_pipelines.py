@@ -1,11 +1,14 @@
 """Tiny random diffusers pipelines with real text encoders and tokenizers, built without any download."""
 
 import inspect
+import warnings
 
 import diffusers
 import torch
 import transformers
+from PIL import Image
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers.models.t5gemma.modeling_t5gemma import T5GemmaEncoder
 
 from tests.helpers.tiny import TINY
 
@@ -15,14 +18,15 @@ SPECIAL = {"eos_token_id": 1, "bos_token_id": 3, "pad_token_id": 0}
 DECODER = SIZES | SPECIAL | {"num_hidden_layers": 3, "head_dim": 8, "num_key_value_heads": 2}
 
 
-def tokenizer(length=12):
-    """One token a character; a start and an end as CLIP and T5 have them."""
-    vocabulary = {"<pad>": 0, "</s>": 1, "<unk>": 2, "<s>": 3} | {chr(c): c - 28 for c in range(32, 127)}
+def tokenizer(length=12, first=4):
+    """One token a character, counted from ``first``; a start and an end as CLIP and T5 have them."""
+    vocabulary = {"<pad>": 0, "</s>": 1, "<unk>": 2, "<s>": 3} | {chr(c): c - 32 + first for c in range(32, 127)}
     core = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.Split("", "isolated")
     core.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 1)])
     special = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>", "bos_token": "<s>"}
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, **special, model_max_length=length)
+    more = {"model_max_length": length, "chat_template": "{{ messages[0]['content'] }}"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=core, **special, **more)
 
 
 def seeded(kind, config, seed, **sizes):
@@ -45,11 +49,13 @@ def umt5():
     return t5("UMT5")
 
 
-def decoder(kind):
-    return lambda: seeded(f"{kind}Model", f"{kind}Config", 4, **DECODER)
+def decoder(kind, head="Model"):
+    return lambda: seeded(f"{kind}{head}", f"{kind}Config", 4, **DECODER)
 
 
 gemma = decoder("Gemma2")
+qwen_3 = decoder("Qwen3", "ForCausalLM")
+llama_lm = decoder("Llama", "ForCausalLM")
 
 
 def bert():
@@ -60,7 +66,19 @@ def qwen_vl():
     vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 16}
     text = DECODER | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
     kind = "Qwen2_5_VLForConditionalGeneration"
-    return seeded(kind, "Qwen2_5_VLConfig", 4, text_config=text, vision_config=vision)
+    return seeded(kind, "Qwen2_5_VLConfig", 4, text_config=text, vision_config=vision, image_token_id=99)
+
+
+def gemma_encoder():
+    torch.manual_seed(4)
+    more = {"layer_types": ["full_attention"] * 3, "dropout_rate": 0.0}
+    return T5GemmaEncoder(transformers.T5GemmaModuleConfig(**DECODER, **more)).eval()
+
+
+def gemma_3():
+    vision = SIZES | {"image_size": 14, "patch_size": 14}
+    kind = "Gemma3ForConditionalGeneration"
+    return seeded(kind, "Gemma3Config", 4, text_config=DECODER, vision_config=vision, mm_tokens_per_image=1)
 
 
 def stable_diffusion():
@@ -82,7 +100,9 @@ def bare(name, **parts):
     cls = getattr(diffusers, name)
     parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
     absent = {p.name: None for p in parameters if p.default is inspect.Parameter.empty}
-    return cls(**(absent | parts))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`LoraLoaderMixin` is deprecated", FutureWarning)  # by PRX
+        return cls(**(absent | parts))
 
 
 def family(name, *encoders, **kwargs):
@@ -112,6 +132,34 @@ def stable_diffusion_3():
     return pipe
 
 
+IMAGE = "<|image_pad|>"
+
+
+class Processor(transformers.Qwen2VLProcessor):
+    """Of texts and images: that of videos needs torchvision."""
+
+    def __init__(self, image_processor=None, tokenizer=None):
+        self.image_token, self.image_token_id = IMAGE, tokenizer.convert_tokens_to_ids(IMAGE)
+        transformers.ProcessorMixin.__init__(self, image_processor, tokenizer)
+
+
+def with_processor(name, place):
+    """A pipeline whose processor is under the name ``place``."""
+    pipe = family(name, (qwen_vl, 512))[0]()
+    pipe.tokenizer.add_tokens([IMAGE])
+    sizes = {"patch_size": 14, "min_pixels": 28 * 28, "max_pixels": 28 * 28}
+    pipe.register_modules(**{place: Processor(transformers.Qwen2VLImageProcessorPil(**sizes), pipe.tokenizer)})
+    return pipe
+
+
+def qwen_image_edit():
+    return with_processor("QwenImageEditPipeline", "processor")
+
+
+def longcat():
+    return with_processor("LongCatImagePipeline", "text_processor")
+
+
 SHORT = {"max_sequence_length": 16}
 CLASSIC = {"num_images_per_prompt": 1, "do_classifier_free_guidance": True}
 ALL = {
@@ -131,11 +179,11 @@ ALL = {
     "controlnet": family("StableDiffusionControlNetPipeline", clip, **CLASSIC),
     "deepfloyd_if": family("IFPipeline", t5),
     "hunyuan_dit": family("HunyuanDiTPipeline", (bert, 77), (t5, 24)),
-    "hunyuan_video": family("HunyuanVideoPipeline", (decoder("Llama"), 400), (clip, 77), **SHORT),
+    "hunyuan_video": family("HunyuanVideoPipeline", (decoder("Llama"), 700), (clip, 77), max_sequence_length=500),
     "kandinsky3": family("Kandinsky3Pipeline", (t5, 128)),
     "latte": family("LattePipeline", t5),
     "ltx": family("LTXPipeline", t5, **SHORT),
-    "lumina2": family("Lumina2Pipeline", (gemma, 128), max_sequence_length=128),
+    "lumina2": family("Lumina2Pipeline", (gemma, 256), max_sequence_length=256),
     "mochi": family("MochiPipeline", t5, **SHORT),
     "pixart_alpha": family("PixArtAlphaPipeline", t5, **SHORT),
     "qwen_image": family("QwenImagePipeline", (qwen_vl, 512), max_sequence_length=400),
@@ -155,5 +203,13 @@ ALL = {
     "ltx_i2v": family("LTXImageToVideoPipeline", t5, **SHORT),
     "cogvideox_i2v": family("CogVideoXImageToVideoPipeline", t5, **SHORT),
     "sana_sprint": family("SanaSprintPipeline", gemma, **SHORT),
+    "flux2_klein": family("Flux2KleinPipeline", qwen_3, text_encoder_out_layers=(1, 2), **SHORT),
+    "hidream": family("HiDreamImagePipeline", projected, projected, (t5, 24), (llama_lm, 24), **SHORT),
+    "ltx2": family("LTX2Pipeline", gemma_3, **SHORT),
+    "z_image": family("ZImagePipeline", qwen_3, **SHORT),
+    "qwen_image_edit": (qwen_image_edit, {"image": Image.new("RGB", (28, 28), "red"), "device": "cpu"}),
+    "hunyuan_image": family("HunyuanImagePipeline", (qwen_vl, 512), (t5, 24)),
+    "prx": family("PRXPipeline", gemma_encoder),
+    "longcat": (longcat, {}),
 }
 """Name: (how to build one, arguments of encode_prompt beside the prompts)."""

@@ -40,7 +40,7 @@ class Server:
     log: Path
 
     def said(self) -> str:
-        return self.log.read_text(errors="replace")
+        return self.log.read_text("utf-8", errors="replace")
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(self.url + path, timeout=ANSWERS_IN) as response:
@@ -185,6 +185,6 @@ def picture(encoded: str) -> np.ndarray[Any, Any]:
 
 def documented(engine: str) -> list[tuple[str, dict[str, Any]]]:
     """The requests on a page of docs/engines: each block that begins with ``POST``, with its path and body."""
-    text = (TOP / "docs" / "engines" / f"{engine}.md").read_text()
+    text = (TOP / "docs" / "engines" / f"{engine}.md").read_text("utf-8")
     blocks = re.findall(r"```http\nPOST (\S+)\n\n(.*?)```", text, re.DOTALL)
     return [(path, json.loads(body)) for path, body in blocks]

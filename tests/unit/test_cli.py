@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import io
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -8,10 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import typer
 
 import omnireuse
 from omnireuse import cli
 from omnireuse.base.terminal import notes
+from omnireuse.cli.program import program
 from reference import commands
 
 OWN = ("demo",)
@@ -128,7 +132,7 @@ def test_several_values_come_with_or_without_the_option_repeated(
 ) -> None:
     asked: list[dict[str, object]] = []
     prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one")
+    prompts.write_text("one", "utf-8")
     done = SimpleNamespace(complete=True, cases=())
     monkeypatch.setattr("omnireuse_lab.compare.run.compare_pipeline", lambda *_, **given: asked.append(given) or done)
     monkeypatch.setattr("omnireuse_lab.compare.run.show", lambda *_: None)
@@ -137,6 +141,14 @@ def test_several_values_come_with_or_without_the_option_repeated(
     assert [(given["steps"], given["only"], given["guidance"]) for given in asked] == [
         ([28, 50], ["ours", "peer"], []),
     ] * 3
+
+
+def test_results_go_to_a_file_of_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(held, "cp1252"))
+    assert program("omnireuse", "", {"say": lambda: typer.echo("36.5 dB −3 dB")})(["say"]) == 0
+    sys.stdout.flush()
+    assert held.getvalue() == b"36.5 dB ?3 dB" + os.linesep.encode()
 
 
 def test_shells_complete_commands_and_options(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def read(path: Path) -> Whole:
 def test_a_record_survives_its_file(tmp_path: Path) -> None:
     write_text(tmp_path / "new" / "a.json", as_text(WHOLE, HEAD))
     assert read(tmp_path / "new" / "a.json") == WHOLE
-    text = (tmp_path / "new" / "a.json").read_text()
+    text = (tmp_path / "new" / "a.json").read_text("utf-8")
     assert '"numbers": [1, 2]' in text
     assert json.loads(text)["format"] == 2
     assert read_back(tmp_path, decibels=-math.inf) == -math.inf
@@ -60,14 +60,14 @@ def read_back(folder: Path, decibels: float) -> float:
     changed = structs.replace(WHOLE, parts={3: Part(numbers=(1,), decibels=decibels)})
     write_text(folder / "a.json", as_text(changed, HEAD))
     # What was read can be written again.
-    assert as_text(read(folder / "a.json"), HEAD) == (folder / "a.json").read_text()
+    assert as_text(read(folder / "a.json"), HEAD) == (folder / "a.json").read_text("utf-8")
     return read(folder / "a.json").parts[3].decibels
 
 
 def test_an_older_format_is_read(tmp_path: Path) -> None:
     document = json.loads(as_text(WHOLE, HEAD))
     document.update(format=1, title=document.pop("name"))
-    (tmp_path / "a.json").write_text(json.dumps(document))
+    (tmp_path / "a.json").write_text(json.dumps(document), "utf-8")
     assert read(tmp_path / "a.json") == WHOLE
 
 
@@ -88,7 +88,7 @@ def test_an_older_format_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_does_not_belong_is_refused_and_named(tmp_path: Path, change: dict[str, Any], complaint: str) -> None:
-    (tmp_path / "a.json").write_text(json.dumps({**json.loads(as_text(WHOLE, HEAD)), **change}))
+    (tmp_path / "a.json").write_text(json.dumps({**json.loads(as_text(WHOLE, HEAD)), **change}), "utf-8")
     with pytest.raises(ConfigError, match=complaint) as refused:
         read(tmp_path / "a.json")
     assert "a.json" in str(refused.value)

@@ -132,7 +132,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with beside.open("w", encoding="utf-8") as file:
+            with beside.open("w", encoding="utf-8", newline="\n") as file:
                 file.write(text)
                 file.flush()
                 # Some file systems say only now that the disk is full.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime
-from enum import Enum
-from typing import TYPE_CHECKING, Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,15 +22,8 @@ $ omnireuse cache list
 $ omnireuse cache clear"""
 
 
-class Action(str, Enum):
-    """The action on the plans."""
-
-    list = "list"
-    clear = "clear"
-
-
 def run(
-    action: Annotated[Action, typer.Argument(help="Show the plans, or delete all of them.")],
+    action: Annotated[Literal["list", "clear"], typer.Argument(help="Show the plans, or delete all of them.")],
     *,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -39,26 +32,36 @@ def run(
 
     OMNIREUSE_CACHE_DIR names another folder.
     """
-    from omnireuse.tuning.store import Store, read_kept
+    from omnireuse.tuning.store import Store
 
     store = Store()
-    if action is Action.clear:
+    if action == "clear":
         typer.echo(f"deleted {counted(store.clear(), 'file')} in {store.path}")
         return 0
-    files = store.files()
-    for file in files:
+    files, unfinished = store.files(), store.unfinished()
+    for file in (*files, *unfinished):
         day = datetime.date.fromtimestamp(file.stat().st_mtime).isoformat()
         try:
-            profile, runs = read_kept(file.read_bytes(), file.stem, file.name)
-        except (OmniReuseError, OSError):
-            typer.echo(f"{day}  damaged, measured anew when it is needed  {file.name}")
-            continue
-        counts = " or ".join(map(str, profile.plans))
-        total = profile.num_inference_steps
-        runs_text = f"{_size(runs)}, {_guidance(runs)}, {counts} of {total} steps"
-        typer.echo(f"{day}  {profile.model}, {runs_text}, {profile.scheduler}  {file.name}")
-    typer.echo(f"{counted(len(files), 'file')} in {store.path}")
+            words = _runs(file, is_plan=file in files)
+        except (OmniReuseError, ValueError, OSError):
+            words = "damaged, measured anew when it is needed"
+        typer.echo(f"{day}  {words}  {file.name}")
+    typer.echo(f"{counted(len(files), 'file')} in {store.path}, {len(unfinished)} measured in part beside it")
     return 0
+
+
+def _runs(file: Path, *, is_plan: bool) -> str:
+    """The runs that a file is for, and its plans or how far they are measured."""
+    from omnireuse.tuning.store import read_kept, read_measured
+
+    if is_plan:
+        profile, runs = read_kept(file.read_bytes(), file.stem, file.name)
+        found = f"{' or '.join(map(str, profile.plans))} of {len(runs.noises)} steps"
+    else:
+        measured, runs = read_measured(file.read_bytes(), file.stem, file.name)
+        found = f"{len(runs.noises)} steps, {counted(len(measured.calls), 'picture')} measured so far"
+    aims = "".join(f", {name} {runs.call[name]}" for name in ("quality", "tolerance") if name in runs.call)
+    return f"{runs.conditions.model}, {_size(runs)}, {_guidance(runs)}, {found}{aims}, {runs.scheduler}"
 
 
 def _size(runs: Configuration) -> str:

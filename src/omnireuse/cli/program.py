@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, cast
@@ -83,6 +84,8 @@ def program(
 
     def main(argv: Sequence[str] | None = None) -> int:
         arguments = list(sys.argv[1:] if argv is None else argv)
+        if isinstance(sys.stdout, io.TextIOWrapper):  # in a file of an encoding without "−", as on Windows
+            sys.stdout.reconfigure(errors="replace")
         with log_lines():
             try:
                 status: int | None = app(arguments or ["--help"], prog_name=name, standalone_mode=False)
@@ -135,7 +138,7 @@ def _repeat_options(args: list[str], repeated: set[str]) -> list[str]:
 
 def _usage_error(error: typer.TyperException) -> str:
     """The mistake in the arguments, and the way to help, as one line."""
-    words = " ".join(error.format_message().split()).rstrip(".")
+    words = " ".join(error.format_message().split()).rstrip(".").replace("Value error, ", "")
     reasons = getattr(error.__cause__, "errors", None)
     if reasons is not None:  # of pydantic, which typer checks values with
         what, given = reasons()[0]["msg"], reasons()[0]["input"]

@@ -15,5 +15,6 @@ bring the weights in.
 is mapped. So whoever reads a weight (`state_dict`, `save_pretrained`, a copy, a LoRA) reads the right one.
 
 **A denoiser's tables** (`tables`) are found by looking at its first call. Weights leave at the first call of a later
-round of steps in which every projection has its row; one that is missing then brings its weights in for a moment.
+round of steps in which every projection has its row. If one is missing then, the rows of all steps of the schedule are
+made at once, and each projection comes in once for them (`ahead`).
 """

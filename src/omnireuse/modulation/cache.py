@@ -22,6 +22,7 @@ __all__ = ["ModulationCache", "install_modulation_cache", "uninstall_modulation_
 
 logger = logging.getLogger("omnireuse")
 
+COUNTED = ("reused", "computed", "brought_in", "reads", "changed", "saved")
 _FOLDER_BYTES = 16 << 30
 _installed: weakref.WeakSet[ModulationCache] = weakref.WeakSet()
 
@@ -36,19 +37,20 @@ class ModulationCache(Rows):
     """
 
     def __init__(
-        self, denoisers: list[nn.Module], release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
+        self, pipeline: Any, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
     ) -> None:
-        super().__init__(release, max_bytes, outside)
-        self.tables = [Tables(each, self) for each in denoisers]
+        super().__init__(pipeline, release, max_bytes, outside)
+        self.tables = [Tables(each, self) for each in _denoisers(pipeline)]
 
     def details(self) -> dict[str, int]:
         """Every counter, and `bypassed_<reason>`.
 
         `parameters` and `weight_bytes` are of the `projections` with a table, `released_parameters` and
         `released_bytes` of those whose weights are away, `all_parameters` of the whole denoisers; `rows` and
-        `num_bytes` are of the tables; `reused` and `computed` count calls of projections; `reads` are inputs that were
-        read; `changed` are projections whose rows were dropped because their weights changed, `saved` records that
-        were written to `outside`.
+        `num_bytes` are of the tables; `reused` and `computed` count calls of projections, `computed_last` those since
+        the schedule was set last; `brought_in` counts weights that were away and came in for a moment; `reads` are
+        inputs that were read; `changed` are projections whose rows were dropped because their weights changed, `saved`
+        records that were written to `outside`.
         """
         tables = [table for each in self.tables for table in each.projections]
         away = [table for table in tables if table.weights.away]
@@ -65,7 +67,8 @@ class ModulationCache(Rows):
             "evictions": self.rows.counts["evictions"],
         }
         with self._lock:
-            found |= {name: self._counts[name] for name in ("reused", "computed", "reads", "changed", "saved")}
+            found |= {name: self._counts[name] for name in COUNTED}
+            found["computed_last"] = self._counts["computed"] - self._before
             found |= {f"bypassed_{reason}": number for reason, number in sorted(self._bypassed.items())}
         return found
 
@@ -79,8 +82,7 @@ class ModulationCache(Rows):
         return (
             f"{found['released_parameters'] / 1e9:.3g} of {found['all_parameters'] / 1e9:.3g} B weights "
             f"({found['released_bytes'] / 2**30:.3g} GiB) have left the device, tables "
-            f"{found['num_bytes'] / 2**20:.3g} MiB, {found['reused']:,} projections reused and "
-            f"{found['computed']:,} computed"
+            f"{found['num_bytes'] / 2**20:.3g} MiB, {found['computed_last']:,} projections computed in the last picture"
         )
 
     def __repr__(self) -> str:
@@ -139,7 +141,7 @@ def install_modulation_cache(
         return present
     if isinstance(outside, (str, os.PathLike)):
         outside = DiskTier(outside, max_bytes=_FOLDER_BYTES)
-    cache = ModulationCache(denoisers, release, max_bytes, outside)
+    cache = ModulationCache(pipeline, release, max_bytes, outside)
     if not any(each.is_watching for each in cache.tables):
         cache.close()
         logger.warning("no modulation cache is installed: %s has no linear layer", type(denoisers[0]).__name__)

@@ -15,6 +15,7 @@ _PREFIX = "omnireuse_modulation"
 METRICS = {
     f"{_PREFIX}_reused_total": "Calls of projections that had a row",
     f"{_PREFIX}_computed_total": "Calls of projections that had none",
+    f"{_PREFIX}_brought_in_total": "Times that weights which were away came in for a moment",
     f"{_PREFIX}_reads_total": "Small inputs that were read",
     f"{_PREFIX}_changed_total": "Projections whose rows were dropped because their weights changed",
     f"{_PREFIX}_saved_total": "Records written to the outer store",

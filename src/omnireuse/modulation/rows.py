@@ -8,13 +8,16 @@ import tempfile
 import threading
 import weakref
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from omnireuse.modulation.table import Table
 from omnireuse.stores.memory import MemoryStore
 from omnireuse.stores.tier import Tier, TieredStore
 
@@ -43,18 +46,50 @@ class Rows:
         refused: why nothing is kept any more, in words; "" while the cache works.
     """
 
-    def __init__(self, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None) -> None:
+    def __init__(
+        self, pipeline: Any, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
+    ) -> None:
+        self._pipeline: Callable[[], Any] = lambda: None
+        if hasattr(pipeline, "__weakref__"):
+            self._pipeline = weakref.ref(pipeline)
         self.release, self.max_bytes, self.outside, self.refused = release, max_bytes, outside, ""
         self.rows: MemoryStore[Row] = MemoryStore(max_bytes=max_bytes)
         self._lock = threading.Lock()
         self._counts, self._bypassed = Counter[str](), Counter[str]()
         self._weight_bytes: dict[int, int] = {}
         self._folder: Path | None = None
+        self._schedule: torch.Tensor | None = None
+        self._before = 0
+        """Calls computed before the schedule of the last picture was set."""
+
+    @property
+    def timesteps(self) -> torch.Tensor | None:
+        """Of the pipeline's scheduler, another object for each picture; None if there is none."""
+        found = getattr(getattr(self._pipeline(), "scheduler", None), "timesteps", None)
+        return found if isinstance(found, torch.Tensor) else None
+
+    @property
+    def hides_bars(self) -> bool:
+        """Whether the user has disabled the pipeline's progress bars."""
+        return bool((getattr(self._pipeline(), "_progress_bar_config", None) or {}).get("disable"))
 
     def count(self, **numbers: int) -> None:
         """Count so many more of each."""
         with self._lock:
+            if self._schedule is not self.timesteps:
+                self._schedule, self._before = self.timesteps, self._counts["computed"]
             self._counts.update(numbers)
+
+    @contextmanager
+    def brought_in(self, table: Table, device: torch.device) -> Iterator[None]:
+        """Bring in weights that are away, for a moment."""
+        with table.lock:
+            if not table.weights.away or table.weights.is_in:
+                yield
+            else:
+                self.count(brought_in=1)
+                with table.weights.on(device):
+                    yield
 
     def bypass(self, reason: str, where: str) -> None:
         """Count a call that a projection computes by itself; the first of each reason is logged."""

@@ -60,7 +60,7 @@ class Table:
         self.content: dict[bool, Any] = {}
         self.alignment: dict[torch.device, tuple[int, ...]] = {}
         self.kept: Kept | None = None
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
         self.is_projection = bool(self.weights.parameters)
         self.is_judged = self.sees_tokens = False
 

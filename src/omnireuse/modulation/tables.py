@@ -16,10 +16,12 @@ import torch
 from torch import nn
 
 from omnireuse.hooks.interception import Interception, compiled_call, intercept, is_optimized
+from omnireuse.modulation.ahead import Ahead
+from omnireuse.modulation.call import NOW, Call
 from omnireuse.modulation.groups import Groups
 from omnireuse.modulation.rows import Row, Rows
 from omnireuse.modulation.table import Kept, Key, Table
-from omnireuse.modulation.values import Known, is_token_free, settings
+from omnireuse.modulation.values import is_token_free
 from omnireuse.modulation.weights import contents
 from omnireuse.stores.tier import Tier, TieredStore
 
@@ -36,34 +38,6 @@ _HOOKS = frozenset(
 )
 """Of diffusers, by name: they move or cast weights, and change no output."""
 _RANDOM = (nn.RReLU, nn.MultiheadAttention)
-_now = threading.local()
-
-
-class Call:
-    """One call of a denoiser.
-
-    Attributes:
-        number: of the call, from 1.
-        known: values of small tensors.
-        is_return: whether a value that was read is known from an earlier round of steps.
-        hits: tables that had a row.
-        filled: keys of new rows.
-        loaded: of these, the rows that were outside.
-    """
-
-    def __init__(self, tables: Tables, number: int) -> None:
-        self.tables, self.number, self.known = tables, number, Known()
-        self.is_return = False
-        self.hits: list[Table] = []
-        self.filled: list[Key] = []
-        self.loaded: set[Key] = set()
-        self._settings: dict[str, tuple[Any, ...]] = {}
-
-    def settings(self, device_type: str) -> tuple[Any, ...]:
-        """Those of torch during this call."""
-        if device_type not in self._settings:
-            self._settings[device_type] = settings(device_type)
-        return self._settings[device_type]
 
 
 class Tables:
@@ -78,7 +52,7 @@ class Tables:
         self._denoiser, self._cache = weakref.ref(denoiser), cache
         self._lock = threading.RLock()
         self._active = self._calls = 0
-        self._rounds, self._groups = Rounds(), Groups()
+        self._rounds, self._groups, self._ahead = Rounds(), Groups(), Ahead(cache)
         self._evicted = 0
         self._tables: dict[Table, Interception] = {}
         self._on_calls = intercept(denoiser, self, {"__call__": self._call})
@@ -141,12 +115,13 @@ class Tables:
 
     def _look(self) -> list[Any]:
         """The modules that there are, and those that are compiled, by identity."""
-        compiled = [vars(each).get("_compiled_call_impl") for each in self._containers]
+        compiled = [compiled_call(each) for each in self._containers]
         return gc.get_referents(self.denoiser._modules, *[each._modules for each in self._containers]) + compiled
 
     def _drop(self, tables: Iterable[Table]) -> None:
         """Do without these tables."""
         tables = [*tables]
+        self._ahead.order = [] if tables else self._ahead.order
         self._change(tables)
         for table in tables:
             with table.lock:
@@ -177,13 +152,13 @@ class Tables:
             self._active += 1
             self._calls += 1
             self._refresh()
-            call, outer = Call(self, self._calls), getattr(_now, "call", None)
-        _now.call = call
+            call, outer = Call(self.denoiser, self._calls, (args, kwargs)), NOW.call
+        NOW.call = call
         self._hide(True)
         try:
             return proceed(*args, **kwargs)
         finally:
-            _now.call = outer
+            NOW.call = outer
             with self._lock:
                 self._active -= 1
                 self._hide(False)
@@ -198,8 +173,8 @@ class Tables:
 
     def _serve(self, table: Table, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The output of a module: its row, or computed."""
-        call: Call | None = getattr(_now, "call", None)
-        if call is None or call.tables is not self or kwargs or len(args) != 1 or not is_token_free(args[0]):
+        call = NOW.call
+        if call is None or call.denoiser is not self.denoiser or kwargs or len(args) != 1 or not is_token_free(args[0]):
             if call is not None and not table.is_judged:
                 table.sees_tokens = True
             return self._compute(table, proceed, args, kwargs)
@@ -208,7 +183,7 @@ class Tables:
             self._cache.bypass(reason, table.name)
             return self._compute(table, proceed, args, kwargs)
         value = call.known.of(x)
-        if not isinstance(value, Key):
+        if not isinstance(value, Key) and call.inputs:
             self._meet(call, value)
         key = Key(table, table.epoch, call.settings(x.device.type), value)
         row = self._cache.rows.lookup(key, None)
@@ -217,8 +192,10 @@ class Tables:
             row = None
         if row is None and (outside := self._cache.outside) is not None:
             row = self._load(call, key, outside)
+        if row is None and table.weights.away and call.inputs and self._ahead.fill(call, key):
+            row = self._cache.rows.lookup(key, None)
         if row is not None:
-            call.hits.append(table)
+            call.hits.append(key)
         else:
             output = self._compute(table, proceed, args, kwargs)
             if type(output) is not torch.Tensor:
@@ -233,7 +210,7 @@ class Tables:
         if not table.weights.away:
             return proceed(*args, **kwargs)
         device = next((each.device for each in args if isinstance(each, torch.Tensor)), self._device())
-        with table.lock, table.weights.on(device):
+        with self._cache.brought_in(table, device):
             return proceed(*args, **kwargs)
 
     def _load(self, call: Call, key: Key, outside: Tier | TieredStore) -> Row | None:
@@ -277,6 +254,8 @@ class Tables:
     def _finish(self, call: Call) -> None:
         """Choose tables after the first call, remember what new rows were computed by, and let weights go."""
         cache = self._cache
+        if len(call.hits) >= len(self._ahead.order):  # reuse between steps skips blocks
+            self._ahead.order = call.hits
         for table in {key.table for key in call.filled}:
             if table.weights.were_written:
                 self._change([table])
@@ -285,11 +264,11 @@ class Tables:
         filled = [key for key in call.filled if key.table.is_projection and key.table in self._tables]
         computed = [key.table for key in filled if key not in call.loaded]
         cache.count(
-            computed=len(computed), reused=sum(each.is_projection for each in call.hits), reads=call.known.reads
+            computed=len(computed), reused=sum(key.table.is_projection for key in call.hits), reads=call.known.reads
         )
         self._learn([key.table for key in filled if not key.table.content])
         if (call.is_return or call.loaded) and not computed and not self._active:  # every step has its rows, as a rule
-            self._let_go(call.hits)
+            self._let_go([key.table for key in call.hits])
             self.save()
         if cache.rows.counts["evictions"] > self._evicted:
             self._evicted = cache.rows.counts["evictions"]
@@ -317,7 +296,7 @@ class Tables:
 
     def _refresh(self) -> None:
         """Notice at a call's start what was done to weights and layers since the last one."""
-        for table in [each for each in self._tables if not each.weights.are_as_they_were and not each.lock.locked()]:
+        for table in [each for each in self._tables if not each.weights.are_as_they_were and not each.weights.is_in]:
             self._settle(table)
         now = self._look()
         if len(now) != len(self._structure) or not all(map(operator.is_, now, self._structure)):
@@ -342,7 +321,7 @@ class Tables:
         for device, alignment in weights.alignment.items():
             is_known = is_known and table.alignment.get(device, alignment) == alignment
         if not is_known:
-            weights.away = []
+            weights.away = [] if weights.are_elsewhere else weights.away
             if table.content:
                 self._cache.count(changed=1)
             self._change([table])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,12 +24,13 @@ class Weights:
     Attributes:
         away: what the parameters' data was moved to; empty if they are at home.
         are_hidden: whether the parameters are empty for now, so that nobody moves what is away.
+        is_in: whether the data that is away is in for a moment.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self.away: list[torch.Tensor] = []
-        self.are_hidden = False
+        self.are_hidden = self.is_in = False
         self._offsets: list[int] = []
         self._stamp = self._look()
 
@@ -87,6 +89,11 @@ class Weights:
         (was, versions, _), (now, new, _) = self._stamp, self._look()
         return any(one is two and v != w for one, two, v, w in zip(was, now, versions, new, strict=False))
 
+    @property
+    def are_elsewhere(self) -> bool:
+        """Whether somebody has put other data into the parameters than what is away."""
+        return any(map(operator.ne, map(_address, self.parameters), map(_address, self.away)))
+
     def note(self) -> None:
         """Take what is there as unchanged."""
         self._stamp = self._look()
@@ -116,11 +123,13 @@ class Weights:
     @contextmanager
     def on(self, device: torch.device) -> Iterator[None]:
         """Bring the data in for a moment. Cost: its copy to the device, if that is not the host's memory."""
-        self._set(self._copies(device))
+        self.is_in = True
         try:
+            self._set(self._copies(device))
             yield
         finally:
             self.rest(hidden=self.are_hidden)
+            self.is_in = False
 
     def rest(self, *, hidden: bool) -> None:
         """Put the data that is away into the parameters, or nothing."""

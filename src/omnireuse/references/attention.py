@@ -172,7 +172,7 @@ def free_bytes(device: torch.device) -> int | None:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     try:
         # Free pages alone leave out what the kernel holds of files and gives back.
-        lines = Path("/proc/meminfo").read_text().splitlines() if device.type == "cpu" else []
+        lines = Path("/proc/meminfo").read_text("utf-8").splitlines() if device.type == "cpu" else []
         return next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), None)
     except (OSError, ValueError):
         return None

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Any, Literal
 
 import msgspec
@@ -43,9 +43,11 @@ MOST_MEASURED = 4
 """Configurations whose pictures are kept at a time."""
 MOST_KEPT = 3
 """Calls whose outputs' inner products are kept for plans of later processes."""
-PATIENCE = 0.9
-"""Time that trial runs after a picture may take, as a share of the usual time of a picture: with them no picture takes
-more than twice as long."""
+PATIENCE = 1.8
+"""Most time of a picture and the trial runs after it, as a multiple of that of a full picture: what tuning does besides
+stays within twice as long."""
+UNNOTICED = 1.0
+"""Seconds that trial runs may always take, so that small models need no more pictures than large ones."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -94,9 +96,9 @@ class Entry:
         tried: the trial runs of earlier processes, by the number of computed steps.
         calls: measured here, which trial runs follow.
         last: number of the latest picture.
-        begun, ended: when the latest full picture has begun, and when it was made; None if trial runs have followed it.
-        usual: seconds that the fastest one took.
-        pace: of the slowest trial run, as a share of the time that its work takes in a picture.
+        begun, ended: when the latest picture has begun, and when it was made; None if trial runs have followed it.
+        usual: seconds that the fastest full one took.
+        pace: of the latest trial run, in seconds for the work of a full picture.
         lock: held while this process measures the configuration.
         is_busy: whether a picture is measured or shadows are made now; hosts set it back.
     """
@@ -119,7 +121,7 @@ class Entry:
     begun: float = 0.0
     ended: float | None = None
     usual: float = math.inf
-    pace: float = 1.0
+    pace: float | None = None
     lock: Any = None
     is_busy: bool = False
     _to_follow: int = 0
@@ -192,8 +194,9 @@ class Entry:
             self.shared.ledger.made(self.work, 1.0 if is_full else self.share)
 
     def start(self) -> None:
-        """Begin a picture that is computed in full, until the host says that the entry is no longer busy."""
-        self.is_busy, self.begun = True, time.monotonic()
+        """Begin a picture that is measured or followed by trial runs, until the host says that the entry is no longer
+        busy."""
+        self.is_busy, self.begun = True, monotonic()
         if self.calls or self.failures:
             return
         missing = self.tuning.wanted - self.tuning.pictures
@@ -210,9 +213,8 @@ class Entry:
             logger.info("%s", self.tuning.near)
 
     def finish(self) -> None:
-        """Note that a picture that was computed in full is made."""
-        self.ended = now = time.monotonic()
-        self.usual = min(self.usual, now - self.begun)
+        """Note that the picture is made."""
+        self.ended = monotonic()
 
     def learn(self, recording: Recording, replay: Any) -> bool:
         """Note a measured call, or why that failed. The calls of few configurations are kept with this one.
@@ -226,6 +228,7 @@ class Entry:
         """
         shared = self.shared
         self.finish()
+        self.usual = min(self.usual, monotonic() - self.begun)
         failure = shared.own_work.error_of(lambda: self._keep(MeasuredCall(replay=replay, full=FullRun.of(recording))))
         if (failure := shared.agreement.of_any(failure)) is not None:
             self.failed(failure)
@@ -329,20 +332,19 @@ class Entry:
             if REFERENCES in self.configuration.call and not self.budget.aim:
                 self.search = LeanSearch(self.search, self.budget)
             self.search.runs = 0.0 if kept is None else kept.runs
-        since, self.ended = self.ended or time.monotonic(), None
-        search, is_first = self.search, True
-        while (due := search.due(self.calls, is_whole=self.is_whole)) is not None:
+        since = self.ended or monotonic()
+        took, self.ended = self.usual if self.ended is None else since - self.begun, None
+        until, is_first = since + max(PATIENCE * self.usual - took, UNNOTICED), True
+        while (due := self.search.due(self.calls, is_whole=self.is_whole)) is not None:
             if not self._allows(due.cost):
                 return self.budget.waits
-            if not (is_patient or is_first or self._has_time(since, due.cost)):
+            if not (is_patient or is_first or self._ends_by(until, due.cost)):
                 return GOES_ON
-            before, begun = search.runs, time.monotonic()
+            before, begun = self.search.runs, monotonic()
             yield from due.make(shadows)
-            self._spend((search.runs - before) * self.work)
+            self._spend((self.search.runs - before) * self.work)
             if due.cost:
-                is_first = False
-                taken = (time.monotonic() - begun) / (due.cost * max(self.usual, 1e-9))
-                self.pace = max(self.pace, taken) if math.isfinite(taken) else self.pace
+                is_first, self.pace = False, (monotonic() - begun) / due.cost
         return ""
 
     @property
@@ -350,10 +352,10 @@ class Entry:
         """Pictures that trial runs are still to follow: those of earlier processes cannot be made again."""
         return max(self.tuning.wanted - sum(len(each.products) for each in self.earlier), 1)
 
-    def _has_time(self, since: float, cost: float) -> bool:
-        """Whether a trial run of this work leaves the picture within twice its usual time, as it seems."""
-        expected = time.monotonic() - since + self.pace * cost * self.usual
-        return self.shared.agreement.of_first(lambda: expected <= PATIENCE * self.usual)
+    def _ends_by(self, until: float, cost: float) -> bool:
+        """Whether a trial run of this work seems to end by then."""
+        ends = monotonic() + cost * (self.usual if self.pace is None else self.pace)
+        return self.shared.agreement.of_first(lambda: ends <= until)
 
     def _spend(self, work: Work) -> None:
         if not self.shared.measures_all:

@@ -174,7 +174,8 @@ class PlanRegistry(Shared):
             return None, Measured(), near
         measured = store.measured(digest)
         budgets = measured.budgets
-        if digest not in self._seen and digest not in (begun := store.begun()) and known is None:
+        begun = {file.stem for file in store.unfinished()}
+        if digest not in self._seen and digest not in begun and known is None:
             begun_here = [each for each in self.entries.values() if each.tuning.state == "measuring" and each.calls]
             if len({each.configuration.digest for each in begun_here} | begun) >= MOST_UNFINISHED:
                 self._seen.add(digest)

@@ -28,7 +28,7 @@ from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.trials import Followed
 
-__all__ = ["DIRECTORY", "SHARED", "Measured", "Store", "Tried", "folder", "read_kept", "read_plans"]
+__all__ = ["DIRECTORY", "SHARED", "Measured", "Store", "Tried", "folder", "read_kept", "read_measured"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -139,11 +139,6 @@ def _kept(
     return record, found[0]
 
 
-def read_plans(data: bytes | str, digest: str, place: str) -> Profile:
-    """The plans in a file's content; arguments and errors are those of `read_kept`."""
-    return read_kept(data, digest, place)[0]
-
-
 def read_kept(data: bytes | str, digest: str, place: str) -> tuple[Profile, Configuration]:
     """The plans in a file's content, and the runs that they are for.
 
@@ -169,6 +164,13 @@ def read_kept(data: bytes | str, digest: str, place: str) -> tuple[Profile, Conf
     return profile, configuration
 
 
+def read_measured(data: bytes | str, digest: str, place: str) -> tuple[Measured, Configuration]:
+    """What was measured of runs, and which; arguments and errors as `read_kept` has them, and `ValueError`."""
+    kept, configuration = _kept(_Measured, data, MEASURED, digest, place)
+    calls = kept.products(len(configuration.noises))
+    return Measured(calls=calls, budgets=frozenset(kept.budgets), tried=dict(kept.tried)), configuration
+
+
 def folder() -> Path:
     """The folder of tuned plans: `OMNIREUSE_CACHE_DIR`, or else the user's cache folder."""
     given = os.environ.get(DIRECTORY)
@@ -181,9 +183,7 @@ def _shared() -> RedisTier | None:
     try:
         return RedisTier(url, namespace="omnireuse-plan", timeout_s=SHARED_SECONDS)
     except ConfigError as error:
-        raise ConfigError(
-            f"{SHARED}: must be the URL of a Redis server, such as redis://host:6379/0 ({error})"
-        ) from error
+        raise ConfigError(f"{SHARED}: must be the URL of a Redis server, as redis://host:6379/0 ({error})") from error
 
 
 class Store:
@@ -226,12 +226,15 @@ class Store:
         if data is None:
             return None
         if (profile := self._plans(data, digest, str(file))) is None:
-            self.forget_measured(digest)
+            try:
+                (self._measured / file.name).unlink(missing_ok=True)
+            except OSError as error:
+                self._memory_only(error)
         return profile
 
     def _plans(self, data: bytes | str, digest: str, place: str) -> Profile | None:
         try:
-            return read_plans(data, digest, place)
+            return read_kept(data, digest, place)[0]
         except OmniReuseError as error:
             self._say(f"tuned plans are measured anew: {error}")
             return None
@@ -253,11 +256,8 @@ class Store:
         """What earlier processes have measured of a configuration; nothing if none is kept."""
         file = self._measured / f"{digest}.json"
         try:
-            if (data := _content(file)) is None:
-                return Measured()
-            kept, configuration = _kept(_Measured, data, MEASURED, digest, str(file))
-            calls = kept.products(len(configuration.noises))
-            return Measured(calls=calls, budgets=frozenset(kept.budgets), tried=dict(kept.tried))
+            data = _content(file)
+            return Measured() if data is None else read_measured(data, digest, str(file))[0]
         except (OmniReuseError, ValueError, OSError) as error:
             self._say(f"full runs are measured anew: {error}")
             return Measured()
@@ -273,16 +273,9 @@ class Store:
         except (StateError, ValueError) as error:
             self._memory_only(error)
 
-    def forget_measured(self, digest: str) -> None:
-        """Delete what was measured."""
-        try:
-            (self._measured / f"{digest}.json").unlink(missing_ok=True)
-        except OSError as error:
-            self._memory_only(error)
-
-    def begun(self) -> set[str]:
-        """The configurations that have been seen or measured in part, and have no plan."""
-        return {file.stem for file in self._measured.glob("*.json") if not self.file(file.stem).is_file()}
+    def unfinished(self) -> list[Path]:
+        """The files of what has been seen or measured in part, and has no plan, by name."""
+        return [file for file in sorted(self._measured.glob("*.json")) if not self.file(file.stem).is_file()]
 
     def lock(self, digest: str) -> FileLock | None:
         """The lock of the process that measures a configuration; None if another process holds it. It is not held

@@ -274,9 +274,10 @@ class Tuner(HostTuner, Tunes):
             return untuned
 
     def _measured(self, attempt: _Attempt, entry: Entry, start: RunStart) -> Chosen:
-        """Compute every step, and record the run if a picture is to be measured; trial runs follow it. While another
-        thread measures or tries, every step is computed, and no more."""
-        untuned, total, computed_all = Chosen(strategy=self._session.strategy), start.total or 0, True
+        """Compute every step and record the run if a picture is to be measured; trial runs follow it. While another
+        thread measures or tries, every step is computed, and no more. Once all is measured, trial runs follow pictures
+        of the untuned default."""
+        untuned, total = Chosen(strategy=self._session.strategy), start.total or 0
         recording = Recording(start.scheduler, total, keeps=entry.is_due)
         if entry.is_due:
             try:
@@ -285,16 +286,13 @@ class Tuner(HostTuner, Tunes):
                 entry.failed(error, "a call cannot be made again: ")
                 return untuned
             attempt.recording = recording
-        elif entry.is_idle and not entry.may_compute_all:
-            self.pass_by(f"{entry.budget.waits}; trial runs go on meanwhile")
-            computed_all = False
+        attempt.is_full = not entry.is_idle
         if not entry.is_busy:
             is_alone = not entry.products
             entry.start()
             attempt.is_held = True
             attempt.bar = PictureBar(attempt.bars, total if is_alone else 2 * total)
-        attempt.is_full = computed_all
-        if not computed_all:
+        if not attempt.is_full:
             return untuned
         return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
 

@@ -159,7 +159,7 @@ class Pictures:
 
 def documented_door() -> Any:
     """The class `Door` of docs/serving.md, with the imports before it."""
-    text = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text()
+    text = (Path(__file__).resolve().parents[3] / "docs" / "serving.md").read_text("utf-8")
     (code,) = re.findall(r"```python\n(import asyncio\n.*?)```", text, re.DOTALL)
     given = "asyncio|omnireuse.errors|ray|ray.exceptions|ray.serve.exceptions|starlette.responses"
     imports = re.findall(rf"^(?:import|from) (?:{given})(?: import .*)?$", code, re.MULTILINE)

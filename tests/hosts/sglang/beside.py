@@ -23,9 +23,11 @@ def announce(folder: Path) -> Path:
     """Write the folder: this plugin, and the operators that make torchvision importable in each process."""
     record = folder / "omnireuse_test_plugin-0.dist-info"
     record.mkdir()
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: omnireuse-test-plugin\nVersion: 0\n")
-    (record / "entry_points.txt").write_text(f"[sglang.multimodal_gen.plugins]\ntests = {__name__}:register\n")
-    (folder / "sitecustomize.py").write_text("from tests.hosts import operators\n\noperators.define_operators()\n")
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: omnireuse-test-plugin\nVersion: 0\n", "utf-8")
+    (record / "entry_points.txt").write_text(f"[sglang.multimodal_gen.plugins]\ntests = {__name__}:register\n", "utf-8")
+    (folder / "sitecustomize.py").write_text(
+        "from tests.hosts import operators\n\noperators.define_operators()\n", "utf-8"
+    )
     return folder
 
 

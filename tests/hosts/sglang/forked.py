@@ -44,7 +44,7 @@ def serve(kind: str, rank: int, port: int, folder: Path) -> None:
     for asked in ASKED:
         picture, calls = server.calls(0, 24, reuse=asked, height=64, width=64)
         seen.append({"calls": calls, "picture": picture.float().flatten().tolist()})
-    (folder / f"{kind}-{rank}.json").write_text(json.dumps(seen))
+    (folder / f"{kind}-{rank}.json").write_text(json.dumps(seen), "utf-8")
 
 
 def main(folder: Path) -> None:

@@ -23,7 +23,7 @@ def test_ranks_decide_alike_and_make_the_picture_of_one(tmp_path: Path) -> None:
         command, cwd=TOP, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = {file.stem: json.loads(file.read_text()) for file in tmp_path.iterdir()}
+    found = {file.stem: json.loads(file.read_text("utf-8")) for file in tmp_path.iterdir()}
     assert set(found) == {"alone-0", "cfg-0", "cfg-1"}, done.stderr[-3000:]
     assert [each["calls"] for each in found["alone-0"]][:2] == [48, 24]
     assert 0 < found["alone-0"][2]["calls"] < 48

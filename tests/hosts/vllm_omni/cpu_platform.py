@@ -24,13 +24,15 @@ def announce(folder: Path) -> Path:
     """
     record = folder / "omnireuse_test_platform-0.dist-info"
     record.mkdir()
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: omnireuse-test-platform\nVersion: 0\n")
-    (record / "entry_points.txt").write_text(_PLUGINS)
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: omnireuse-test-platform\nVersion: 0\n", "utf-8")
+    (record / "entry_points.txt").write_text(_PLUGINS, "utf-8")
     audio = folder / "torchaudio"
     audio.mkdir()
-    (audio / "__init__.py").write_text('"""A stand-in."""\n')
-    (audio / "functional.py").write_text("melscale_fbanks = None\n")
-    (folder / "sitecustomize.py").write_text("from tests.hosts import operators\n\noperators.define_operators()\n")
+    (audio / "__init__.py").write_text('"""A stand-in."""\n', "utf-8")
+    (audio / "functional.py").write_text("melscale_fbanks = None\n", "utf-8")
+    (folder / "sitecustomize.py").write_text(
+        "from tests.hosts import operators\n\noperators.define_operators()\n", "utf-8"
+    )
     return folder
 
 

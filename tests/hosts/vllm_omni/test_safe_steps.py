@@ -27,7 +27,7 @@ def stepping() -> dict[str, str]:
     top = Path(str(import_module("vllm_omni").__file__)).parent
     found = {}
     for file in (top / "diffusion" / "models").rglob("*.py"):
-        text = file.read_text()
+        text = file.read_text("utf-8")
         for node in ast.parse(text).body if "def denoise_step" in text else ():
             if isinstance(node, ast.ClassDef) and _can_step(node):
                 found[node.name] = ".".join((top.name, *file.relative_to(top).with_suffix("").parts))

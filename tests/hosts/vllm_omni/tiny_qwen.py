@@ -54,7 +54,7 @@ def save(folder: Path) -> Path:
         "vae": ("diffusers", "AutoencoderKLQwenImage"),
     }
     index = {"_class_name": "QwenImagePipeline", "_diffusers_version": "0.40.0", **parts}
-    (folder / "model_index.json").write_text(json.dumps(index))
+    (folder / "model_index.json").write_text(json.dumps(index), "utf-8")
     return folder
 
 
@@ -67,7 +67,7 @@ def save_adapter(folder: Path, *, seed: int) -> Path:
     factors = {f"{name}.lora_{end}.weight": torch.randn(shape, generator=generator) for end, shape in _FACTORS.items()}
     save_file(factors, folder / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["to_out"], "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps(config))
+    (folder / "adapter_config.json").write_text(json.dumps(config), "utf-8")
     return folder
 
 

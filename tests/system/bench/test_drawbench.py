@@ -42,7 +42,7 @@ def runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
 def asked(folder: Path, out: str, *more: str) -> list[str]:
     colours = ("red", "blue", "green", "pink")
     text = "".join(f'"a large {colour} circle, on a plain gray background",Colors\n' for colour in colours)
-    (folder / "prompts.csv").write_text(f"Prompts,Category\n{text}")
+    (folder / "prompts.csv").write_text(f"Prompts,Category\n{text}", "utf-8")
     return [
         *(str(find_image_pipeline()), "--prompts", str(folder / "prompts.csv"), "--call", CALL, "--guidance", "3"),
         *("--steps", "4", "--only", "default-call", "fewer-steps", "--time", "1", "--out", str(folder / out), *more),
@@ -68,7 +68,7 @@ def test_a_killed_run_goes_on_and_measures_nothing_twice(
     timed = {point.method: point for point in case.points if point.seconds is not None}
     assert set(timed) == {"omnireuse, default by call", "fewer uniform steps"}
     assert all(point.peak_bytes is None for point in timed.values()), "there is no CUDA here"
-    assert "fewer uniform steps" in (tmp_path / "whole" / "results.html").read_text()
+    assert "fewer uniform steps" in (tmp_path / "whole" / "results.html").read_text("utf-8")
 
     expected, counting = list(runs), Harness.measure
     runs.clear()
@@ -98,6 +98,6 @@ def test_results_of_other_inputs_are_not_mixed(runs: list[Any], tmp_path: Path) 
     drawbench.main(asked(tmp_path, "out", "--only", "default-call", "--time", "0"))
     with pytest.raises(ConfigError, match=r"was begun with another seed; delete the file to begin anew"):
         drawbench.main(asked(tmp_path, "out", "--only", "default-call", "--time", "0", "--seed", "1"))
-    (tmp_path / "out" / "results.jsonl").write_text("not a journal, whatever its name says\n" * 40)
+    (tmp_path / "out" / "results.jsonl").write_text("not a journal, whatever its name says\n" * 40, "utf-8")
     with pytest.raises(ConfigError, match="not a journal"):
         drawbench.main(asked(tmp_path, "out"))

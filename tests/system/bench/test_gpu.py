@@ -9,7 +9,7 @@ from omnireuse.loop.strategy import REGIONS
 
 
 def rows_of(folder):
-    return json.loads((folder / "gpu.json").read_text())["rows"]
+    return json.loads((folder / "gpu.json").read_text("utf-8"))["rows"]
 
 
 def test_the_whole_path_runs_on_tiny_models(tmp_path):
@@ -41,7 +41,7 @@ def test_what_there_is_no_time_for_is_left_out_said_and_added_later(tmp_path, ca
 def test_rows_of_another_device_stay(tmp_path):
     other = {"model": "flux.1", "part": "regions", "device": "other", "tiny": True, "full_step_ms": {"median": 1.0}}
     other |= {"launches_full": 1, "regions": {}}
-    (tmp_path / "gpu.json").write_text(json.dumps({"rows": [other]}))
+    (tmp_path / "gpu.json").write_text(json.dumps({"rows": [other]}), "utf-8")
     tiny = ["--tiny", "--device", "cpu", "--steps", "6", "--repeats", "1", "--ways", "--models", "flux.1"]
     gpu.main([*tiny, "--out", str(tmp_path)])
     rows = rows_of(tmp_path)

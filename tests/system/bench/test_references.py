@@ -106,7 +106,7 @@ def test_times_are_added_to_a_record(tmp_path: Path) -> None:
     references.main([*asked, "--seconds", "0"])
     assert not (tmp_path / "references.json").exists()
     references.main(asked)
-    kept = (tmp_path / "references.json").read_text()
+    kept = (tmp_path / "references.json").read_text("utf-8")
     rows = json.loads(kept)["rows"]
     calls = {(row["references"], row["on_host"]): row for row in rows if row["part"] == "call"}
     assert set(calls) == {*((count, False) for count in range(5)), (1, True), (2, True)}
@@ -117,7 +117,7 @@ def test_times_are_added_to_a_record(tmp_path: Path) -> None:
     assert (computed["full", 28], computed["every 4th full", 28], computed["reuse, first full", 28]) == (28, 28, 15)
     assert ("reuse", 8) not in computed
     references.main(asked)
-    assert len(json.loads((tmp_path / "references.json").read_text())["rows"]) == len(rows)
+    assert len(json.loads((tmp_path / "references.json").read_text("utf-8"))["rows"]) == len(rows)
     assert (tmp_path / "references.png").stat().st_size > 5_000
 
 
@@ -136,7 +136,7 @@ def test_kontext_keeps_at_true_size_what_its_shapes_say(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench", "references", "--parts", "memory", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMNIREUSE_TUNE": "0"})
     assert done.returncode == 0, done.stderr
-    rows = {row["model"]: row for row in json.loads((tmp_path / "references.json").read_text())["rows"]}
+    rows = {row["model"]: row for row in json.loads((tmp_path / "references.json").read_text("utf-8"))["rows"]}
     # A key and a value of 4096 tokens and 3072 channels in 57 and in 60 attentions, in bfloat16.
     assert rows["flux.1-kontext"]["kept_bytes"] == 2 * 57 * 4096 * 3072 * 2
     assert rows["qwen-image-edit-plus"]["kept_bytes"] == 2 * 60 * 4096 * 3072 * 2
@@ -149,7 +149,7 @@ def test_edits_are_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     np.savez_compressed(tmp_path / "parts.npz", parts=np.kron(noise, np.ones((1, 1, 2, 2), np.uint8)))
     monkeypatch.setattr(_reference_quality, "STEPS", {"faces-edit-8": 8})
     references.main(["--parts", "quality", "--edits", "4", "--parts-in", str(tmp_path), "--out", str(tmp_path)])
-    rows = json.loads((tmp_path / "references.json").read_text())["rows"]
+    rows = json.loads((tmp_path / "references.json").read_text("utf-8"))["rows"]
     one = {row["way"]: row for row in rows if row["references"] == 1}
     assert {len(row["each"]) for row in one.values()} == {3}
     assert one["full"]["each"] == [100.0] * 3

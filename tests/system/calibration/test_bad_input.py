@@ -23,7 +23,7 @@ PROMPTS = ["a circle", "a square", "a cross"]
 def arguments(tmp_path: Path, out: Path) -> list[str]:
     prompts = tmp_path / "prompts.txt"
     if not prompts.exists():
-        prompts.write_text("\n".join(PROMPTS))
+        prompts.write_text("\n".join(PROMPTS), "utf-8")
     return ["calibrate", str(find_image_pipeline()), "--prompts", str(prompts), "--out", str(out)]
 
 
@@ -40,7 +40,7 @@ def test_a_file_without_prompts_is_refused_before_the_work(
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", "utf-8")
     monkeypatch.setattr("diffusers.DiffusionPipeline.from_pretrained", lambda *_: pytest.fail("work began"))
     assert main(arguments(tmp_path, tmp_path / "file" / "profile.json")) == 2
     assert "cannot be written" in capsys.readouterr().err

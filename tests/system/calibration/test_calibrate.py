@@ -88,7 +88,7 @@ def test_a_profile_refuses_another_pipeline(pipeline: Any, profile: Profile) -> 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format": 7}', '{"format": 2, "plans": {"4": {}}}'])
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None:
-    (tmp_path / "profile.json").write_text(text)
+    (tmp_path / "profile.json").write_text(text, "utf-8")
     with pytest.raises(ConfigError, match="calibrate anew"):
         Profile.load(tmp_path / "profile.json")
 

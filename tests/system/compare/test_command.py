@@ -27,7 +27,7 @@ PROMPT = "a large red circle in the top left on a plain gray background"
 
 @pytest.fixture
 def asked(tmp_path: Path) -> list[str]:
-    (tmp_path / "prompts.txt").write_text(f"\n{PROMPT}\n\n")
+    (tmp_path / "prompts.txt").write_text(f"\n{PROMPT}\n\n", "utf-8")
     return [
         *("compare", str(find_image_pipeline()), "--prompts", str(tmp_path / "prompts.txt"), "--steps", "6"),
         *("--guidance", "1", "--call", CALL, "--out", str(tmp_path / "out")),
@@ -44,7 +44,7 @@ def test_a_comparison_writes_record_table_and_picture(
     assert (case.pipeline, case.steps, case.guidance, case.prompts) == ("shapes-flux", 6, 1.0, (PROMPT,))
     assert {point.family for point in case.points} == {"baseline", "ours"}
     assert case.full.scores == {}
-    page = (tmp_path / "out" / "compare.html").read_text()
+    page = (tmp_path / "out" / "compare.html").read_text("utf-8")
     assert "fewer uniform steps" in page
     assert page.count('<img src="data:image/png;base64,') == 2, "the worst picture of each method"
     for point in case.points:
@@ -62,7 +62,7 @@ def test_a_comparison_writes_record_table_and_picture(
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", "utf-8")
     monkeypatch.setattr("diffusers.DiffusionPipeline.from_pretrained", lambda *_: pytest.fail("work began"))
     assert main([*asked, "--out", str(tmp_path / "file")]) == 2
     assert "compare.json: cannot be written" in capsys.readouterr().err
@@ -154,7 +154,7 @@ FAULTY = Method(key="faulty", name="faulty", family="peer", grid=faulty)
 def test_a_method_of_ones_own_is_an_object_and_need_not_disable(
     asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "my_methods.py").write_text(OWN)
+    (tmp_path / "my_methods.py").write_text(OWN, "utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_methods", raising=False)

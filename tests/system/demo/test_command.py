@@ -37,7 +37,7 @@ def test_a_demo_writes_its_record_and_page(
     plain = [place for place, point in enumerate(made.case.points) if point.family == "baseline"]
     assert all(not made.samples[place][0].decisions for place in plain)
 
-    assert "Every run of this prompt" in (out / "report.html").read_text()
+    assert "Every run of this prompt" in (out / "report.html").read_text("utf-8")
     for name in ("report.json", "report.html"):
         assert f"wrote {out / name}" in text
 
@@ -46,19 +46,19 @@ def test_a_demo_writes_its_record_and_page(
     assert all((out / name).is_file() for name in of_the_second_prompt)
     others = (out / "notes.txt", out / "images" / "mine.png")
     for path in others:
-        path.write_text("keep me")
+        path.write_text("keep me", "utf-8")
     arguments[arguments.index("--prompts") + 1] = "1"
     assert main(["demo", *arguments]) == 0
     assert len(read_demo(out / "report.json").case.prompts) == 1
     assert not [name for name in of_the_second_prompt if (out / name).exists()]
-    assert all(path.read_text() == "keep me" for path in others)
+    assert all(path.read_text("utf-8") == "keep me" for path in others)
 
 
 def test_results_of_something_else_are_not_overwritten(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "load_quietly", lambda *_: pytest.fail("work began"))
-    (tmp_path / "report.json").write_text('{"mine": 1}')
+    (tmp_path / "report.json").write_text('{"mine": 1}', "utf-8")
     assert main(["demo", "--model", str(model), "--out", str(tmp_path)]) == 2
     assert "delete it, or name another folder" in capsys.readouterr().err
-    assert (tmp_path / "report.json").read_text() == '{"mine": 1}'
+    assert (tmp_path / "report.json").read_text("utf-8") == '{"mine": 1}'

@@ -65,8 +65,8 @@ def test_a_card_shows_the_call_of_its_model(case: Case) -> None:
 def test_what_is_left_out_comes_from_the_model_s_card(
     model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], said: list[str], size: Any
 ) -> None:
-    card = (model / "README.md").read_text()
-    (model / "README.md").write_text(card.replace("steps: 28", "steps: 4\n    temperature: 0.7"))
+    card = (model / "README.md").read_text("utf-8")
+    (model / "README.md").write_text(card.replace("steps: 28", "steps: 4\n    temperature: 0.7"), "utf-8")
     assert main(["demo", str(model), *options, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     for words in (*said, "left out of the model's card, because FluxPipeline does not take it: temperature"):
@@ -81,7 +81,7 @@ def test_what_no_card_says_is_assumed_aloud(
 ) -> None:
     (model / "README.md").unlink()
     if card is not None:
-        (model / "README.md").write_text(card)
+        (model / "README.md").write_text(card, "utf-8")
     assert example_of(str(model)) == (None, {})
     assert main(["demo", str(model), "--steps", "2", "--call", CALL, "--out", str(tmp_path)]) == 0
     shown = capsys.readouterr().out

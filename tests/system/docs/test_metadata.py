@@ -51,5 +51,5 @@ def test_one_version_everywhere() -> None:
     for folder in (TOP / "lab", TOP / "engines"):
         project = tomllib.loads((folder / "pyproject.toml").read_text("utf-8"))["project"]
         assert f"omnireuse=={omnireuse.__version__}" in project["dependencies"]
-        assert (folder / "LICENSE").read_text() == (TOP / "LICENSE").read_text()
+        assert (folder / "LICENSE").read_text("utf-8") == (TOP / "LICENSE").read_text("utf-8")
     assert f"## {omnireuse.__version__} " in (TOP / "CHANGELOG.md").read_text("utf-8")

@@ -29,7 +29,7 @@ def launch(ranks: int, *arguments: str, **variables: str) -> subprocess.Complete
 def written(folder: Path, done: subprocess.CompletedProcess[str], ranks: int) -> list[dict[str, Any]]:
     files = [folder / f"{rank}.json" for rank in range(ranks)]
     assert all(file.exists() for file in files), done.stderr[:6000]
-    return [json.loads(file.read_text()) for file in files]
+    return [json.loads(file.read_text("utf-8")) for file in files]
 
 
 @pytest.mark.parametrize(

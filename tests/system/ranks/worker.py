@@ -144,7 +144,7 @@ def lose(cases: str, end: str, folder: Path) -> None:
                     "difference": float((together[name]["latents"] - found["latents"]).abs().max()),
                     "largest": float(found["latents"].abs().max()),
                 }
-    (folder / f"{rank}.json").write_text(json.dumps(figures))
+    (folder / f"{rank}.json").write_text(json.dumps(figures), "utf-8")
     dist.barrier()
     if rank == 0:
         tiny.pipe.transformer.register_forward_pre_hook(_end_at_a_later_call(ENDS[end]))
@@ -220,7 +220,7 @@ def each(folder: Path) -> None:
     for case in (too_late, tunes, errs):
         os.environ["OMNIREUSE_CACHE_DIR"] = str(folder / case.__name__)
         seen[case.__name__] = case()
-    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(seen))
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(seen), "utf-8")
     leave()
 
 

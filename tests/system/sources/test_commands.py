@@ -21,7 +21,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     """Runs a command on four prompts beside the module of custom pipelines; its status and what it printed."""
     monkeypatch.chdir(HERE)
     monkeypatch.setattr("sys.path", [each for each in __import__("sys").path if each not in ("", str(HERE))])
-    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS))
+    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS), "utf-8")
 
     def command(name: str, *given: str) -> tuple[int, str, str]:
         prompts = ("--prompts", str(tmp_path / "prompts.txt"))

@@ -100,7 +100,7 @@ def test_what_is_neither_folder_nor_id_is_refused_before_anything_is_loaded(give
 
 
 def test_a_modular_folder_says_how_to_load_it(tmp_path: Path) -> None:
-    (tmp_path / "modular_model_index.json").write_text("{}")
+    (tmp_path / "modular_model_index.json").write_text("{}", "utf-8")
     with pytest.raises(ConfigError, match=r"holds a modular pipeline.*give package:function"):
         Source(given=tmp_path).check()
 
@@ -112,6 +112,6 @@ def test_a_loaded_pipeline_is_not_moved(asked: dict[str, Any]) -> None:
 
 
 def test_a_broken_folder_is_told(tmp_path: Path) -> None:
-    (tmp_path / "model_index.json").write_text("{")
+    (tmp_path / "model_index.json").write_text("{", "utf-8")
     with pytest.raises(ConfigError, match=r"damaged or not whole: .*; copy or download it again"):
         Source(given=tmp_path).load()

@@ -18,7 +18,7 @@ def test_the_demo_writes_what_it_says(tmp_path: Path, capsys: pytest.CaptureFixt
     arguments = ["engine-demo", "--users", "2", "--turns", "2", "--blocks", "14", "--out", str(tmp_path)]
     assert main(arguments) == 0
     said = capsys.readouterr().out
-    record = json.loads((tmp_path / "engine.json").read_text())
+    record = json.loads((tmp_path / "engine.json").read_text("utf-8"))
     assert record["identical"]
     assert record["off"]["counts"]["finish"] == record["on"]["counts"]["finish"] == 4
     for kind in ("encode", "prefill"):

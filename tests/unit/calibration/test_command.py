@@ -15,7 +15,7 @@ from tests.unit.calibration.test_profile_file import PLAN, PROFILE
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
-    (tmp_path / "prompts.txt").write_text("one\ntwo\nthree\n")
+    (tmp_path / "prompts.txt").write_text("one\ntwo\nthree\n", "utf-8")
     return tmp_path / "profile.json"
 
 
@@ -61,10 +61,10 @@ def test_a_profile_that_is_there_is_not_written_over_unless_forced(
     out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen = search(monkeypatch, PROFILE)
-    out.write_text("precious")
+    out.write_text("precious", "utf-8")
     assert main(command(out)) == 2
     assert "--out must be new, got a file that is there already" in capsys.readouterr().err
-    assert out.read_text() == "precious"
+    assert out.read_text("utf-8") == "precious"
     assert seen == [], "it is refused before the work begins"
     assert main(command(out, "--force")) == 0
     assert Profile.load(out) == PROFILE

@@ -420,7 +420,7 @@ def test_conditions_survive_a_file(tmp_path: Path) -> None:
     pipe = flux()
     hook(pipe)
     now = Watch(pipe).now()
-    (tmp_path / "now.json").write_text(as_text(now, {}))
+    (tmp_path / "now.json").write_text(as_text(now, {}), "utf-8")
     assert read_record(Conditions, tmp_path / "now.json", {}, what="record", remedy="") == now
     assert hash(now) == hash(msgspec.structs.replace(now))
 

@@ -51,7 +51,7 @@ PROFILE = Profile(
 def test_a_profile_survives_its_file(tmp_path: Path) -> None:
     PROFILE.save(tmp_path / "new" / "profile.json")
     assert Profile.load(tmp_path / "new" / "profile.json") == PROFILE
-    text = (tmp_path / "new" / "profile.json").read_text()
+    text = (tmp_path / "new" / "profile.json").read_text("utf-8")
     assert '"steps": [0, 2, 7]' in text, "a list takes one line, so that a person can read the file"
     assert '"sizes": "[64, 64]"' in text
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["profile.json"]
@@ -62,10 +62,10 @@ def test_figures_that_nothing_reads_are_left_out_of_older_files(tmp_path: Path, 
     record = json.loads(PROFILE.as_text())
     record["format"] = number
     record["measured"] |= {"quantity": "x0", "changes": {"latents": [None, 0.5]}, "forecast_errors": {"0": {}}}
-    (tmp_path / "profile.json").write_text(json.dumps(record))
+    (tmp_path / "profile.json").write_text(json.dumps(record), "utf-8")
     assert Profile.load(tmp_path / "profile.json") == PROFILE
     record["measured"] = None
-    (tmp_path / "profile.json").write_text(json.dumps(record))
+    (tmp_path / "profile.json").write_text(json.dumps(record), "utf-8")
     assert Profile.load(tmp_path / "profile.json") == replace(PROFILE, measured=None)
 
 
@@ -110,7 +110,7 @@ def test_the_committed_profiles_have_a_ratio_for_each_step(path: Path) -> None:
 def test_a_value_that_does_not_belong_is_named(tmp_path: Path, spoil: Any, complaint: str) -> None:
     record = json.loads(PROFILE.as_text())
     spoil(record)
-    (tmp_path / "profile.json").write_text(json.dumps(record))
+    (tmp_path / "profile.json").write_text(json.dumps(record), "utf-8")
     with pytest.raises(ConfigError, match=complaint):
         Profile.load(tmp_path / "profile.json")
 
@@ -143,7 +143,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_place_where_nothing_can_be_written_is_found_out_beforehand(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").write_text("", "utf-8")
     for place in (tmp_path / "file" / "profile.json", tmp_path, Path("/proc/profile.json")):
         with pytest.raises(ConfigError, match="cannot be written"):
             check_writable(place)

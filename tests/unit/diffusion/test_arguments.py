@@ -171,7 +171,7 @@ omnireuse.enable(pipe, policy="fixed", shared_cfg_decision=True)
 def test_a_type_checker_finds_the_same_mistakes(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     file = tmp_path / "calls.py"
-    file.write_text(GOOD + BAD)
+    file.write_text(GOOD + BAD, "utf-8")
     options = ["--strict", "--no-error-summary", "--config-file", str(TOP / "pyproject.toml")]
     command = [sys.executable, "-m", "mypy", *options, str(file)]
     done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import diffusers
@@ -11,6 +11,7 @@ import pytest
 import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from diffusers import FirstBlockCacheConfig
+from diffusers.models import attention_dispatch
 from packaging.version import Version
 
 import omnireuse
@@ -21,6 +22,14 @@ from tests.helpers.tiny import TINY, Tiny
 REGIONS = ("step", "call", "blocks", "tail")
 FORCED = {"policy": Steps(steps=(0, 1)), "forecaster": "hold"}
 CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def _attention_backend_of_the_process() -> Iterator[None]:
+    # A model's backend becomes that of the process, and "_native_math" switches flags of torch that all threads share:
+    # threads of later tests would differ in their last digits.
+    with attention_dispatch.attention_backend(attention_dispatch.DIFFUSERS_ATTN_BACKEND):
+        yield
 
 
 def accelerate_hooks(tiny: Tiny) -> None:

@@ -201,7 +201,7 @@ def test_calibration_measures_each_branch_without_changing_anything(name: str, t
     assert one[0] != one[1]
     backend.save_ratios(tmp_path / "ratios.json")
     backend.disable(tiny.pipe)
-    saved = json.loads((tmp_path / "ratios.json").read_text())
+    saved = json.loads((tmp_path / "ratios.json").read_text("utf-8"))
     measured = tuple(map(tuple, saved["ratios"]))
     assert measured == one
     assert saved["transformer_class"] == type(tiny.pipe.transformer).__name__

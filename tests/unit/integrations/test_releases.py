@@ -71,7 +71,7 @@ def test_the_log_goes_through_the_engine_s_logger_once(tmp_path: Path, monkeypat
         host.log_through("an_engine")
     ours.info("omnireuse serves")
     handler.close()
-    assert (tmp_path / "log").read_text() == "omnireuse serves\n"
+    assert (tmp_path / "log").read_text("utf-8") == "omnireuse serves\n"
 
     monkeypatch.setattr(ours, "handlers", [logging.NullHandler()])
     host.log_through("another_engine")

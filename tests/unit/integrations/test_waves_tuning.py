@@ -320,9 +320,9 @@ def test_a_kept_plan_for_branches_is_left_to_request_mode(cache: Path, caplog: p
     branched = {
         count: plan.__class__(**fields_of(plan, weights=plan.weights * 2)) for count, plan in kept.plans.items()
     }
-    configuration = msgspec.convert(json.loads(file.read_text())["configuration"], Configuration)
+    configuration = msgspec.convert(json.loads(file.read_text("utf-8"))["configuration"], Configuration)
     assert Store(cache).save(configuration, kept.__class__(**fields_of(kept, plans=branched))) == file
-    before = file.read_text()
+    before = file.read_text("utf-8")
     caplog.set_level(logging.INFO, "omnireuse")
     again = Tuned()
     assert is_full(again.serve(0))
@@ -330,7 +330,7 @@ def test_a_kept_plan_for_branches_is_left_to_request_mode(cache: Path, caplog: p
     for seed in (1, 2):
         again.serve(seed)
     again.until_ready()
-    assert file.read_text() == before
+    assert file.read_text("utf-8") == before
     assert len(list(cache.glob("tuned/*.json"))) == 2
 
 

@@ -90,7 +90,7 @@ def test_a_corrupt_file_is_encoded_again(tmp_path, caplog):
 
 
 def test_a_dead_tier_costs_a_miss_and_no_more(tmp_path):
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("in the way", "utf-8")
     tier = DiskTier(tmp_path / "file", max_bytes=1 << 20)
     pipeline, cache = installed(tier)
     for prompt in "abcabc":

@@ -14,7 +14,7 @@ from tests.helpers.page_text import Page
 
 
 def page_of(made: Demo, folder: Path) -> str:
-    return write_demo_page(made, folder, folder / "page.html").read_text()
+    return write_demo_page(made, folder, folder / "page.html").read_text("utf-8")
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ def test_round_trip_keeps_pictures_and_decisions_in_strict_json(tmp_path: Path) 
     def refuse(name: str) -> None:
         raise AssertionError(name)
 
-    json.loads((tmp_path / "r.json").read_text(), parse_constant=refuse)
+    json.loads((tmp_path / "r.json").read_text("utf-8"), parse_constant=refuse)
 
 
 def test_the_baseline_of_a_cache_costs_as_much_and_the_gain_is_above_it() -> None:

@@ -28,7 +28,7 @@ def test_the_page_holds_the_frames_of_a_clip_side_by_side_and_to_the_bit(tmp_pat
     for names in images(made):
         for name in names:
             save_clip(CLIP, tmp_path / name)
-    page = write_demo_page(made, tmp_path, tmp_path / "page.html").read_text()
+    page = write_demo_page(made, tmp_path, tmp_path / "page.html").read_text("utf-8")
     assert page.count('<div class="frame clip"><img src="data:image/webp') == 5 * len(PROMPTS)
     assert "--frames: 4;" in page
     assert f'data-frames="4" data-milliseconds="{FRAME_MILLISECONDS}"' in page

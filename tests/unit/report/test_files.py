@@ -36,7 +36,7 @@ def leaves(document: Any, at: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 def test_a_damaged_value_is_refused_or_shown_but_never_a_surprise(value: Any, file: Path) -> None:
     case = peers().cases[0]
     write_comparison(changed(peers(), points=case.points[-2:]), file)
-    whole = json.loads(file.read_text())
+    whole = json.loads(file.read_text("utf-8"))
     refused = 0
     for *path, last in leaves(whole):
         document = json.loads(json.dumps(whole))
@@ -44,7 +44,7 @@ def test_a_damaged_value_is_refused_or_shown_but_never_a_surprise(value: Any, fi
         for key in path:
             owner = owner[key]
         owner[last] = value
-        file.write_text(json.dumps(document))
+        file.write_text(json.dumps(document), "utf-8")
         try:
             page_of(file)
         except ConfigError:

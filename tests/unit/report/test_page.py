@@ -16,7 +16,7 @@ from tests.helpers.page_text import Page
 
 
 def page_of(made: Comparison, folder: Path) -> str:
-    return write_page(made, folder / "page.html").read_text()
+    return write_page(made, folder / "page.html").read_text("utf-8")
 
 
 def test_a_comparison_shows_its_points_and_what_follows_from_them(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_comparison_shows_its_points_and_what_follows_from_them(tmp_path: Path
 def test_every_row_of_a_table_has_a_cell_a_column(tmp_path: Path) -> None:
     made = gallery()
     save_images(made, tmp_path)
-    demo = write_demo_page(made, tmp_path, tmp_path / "demo.html").read_text()
+    demo = write_demo_page(made, tmp_path, tmp_path / "demo.html").read_text("utf-8")
     for text in (demo, page_of(peers(), tmp_path)):
         head, *rows = re.findall(r"<tr.*?</tr>", text, re.DOTALL)
         columns = len(re.findall("<th ", head))

@@ -41,7 +41,7 @@ def made() -> Comparison:
 def test_round_trip_keeps_everything(tmp_path: Path) -> None:
     write_comparison(made(), tmp_path / "p.json")
     assert read_comparison(tmp_path / "p.json") == made()
-    document = json.loads((tmp_path / "p.json").read_text())
+    document = json.loads((tmp_path / "p.json").read_text("utf-8"))
     assert (document["format"], document["kind"]) == (3, "comparison")
 
 

@@ -22,7 +22,7 @@ from omnireuse.cli import main
 from omnireuse.errors import ConfigError
 from omnireuse.tuning import store
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.store import Store, read_plans
+from omnireuse.tuning.store import Measured, Store, read_kept
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import flux as tiny_flux
 
@@ -98,7 +98,7 @@ def plans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Docum
         patched.setenv("OMNIREUSE_CACHE_DIR", str(folder))
         tuned(tiny_flux())
         file = the_file(folder)
-        document = json.loads(file.read_text())
+        document = json.loads(file.read_text("utf-8"))
         assert plan_of(document)["weights"], "it has a plan of its own"
         yield file.stem, document
 
@@ -110,8 +110,8 @@ def copied(document: Document) -> Document:
 
 def test_a_whole_file_is_read(plans: tuple[str, Document]) -> None:
     digest, document = plans
-    assert [*read_plans(json.dumps(document), digest, "here").plans] == [COMPUTED]
-    assert [*read_plans(json.dumps(document, indent=3), digest, "here").plans] == [COMPUTED]
+    assert [*read_kept(json.dumps(document), digest, "here")[0].plans] == [COMPUTED]
+    assert [*read_kept(json.dumps(document, indent=3), digest, "here")[0].plans] == [COMPUTED]
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,7 @@ def test_a_whole_file_is_read(plans: tuple[str, Document]) -> None:
         ),
         ({"guidance_scale": "3.5", "true_cfg_scale": "4.0"}, "latents of 4 × 16, guidance 3.5 and 4"),
         ({"height": "None", "width": "None"}, "latents of 4 × 16, no guidance"),
+        ({"tolerance": "0.03"}, "latents of 4 × 16, no guidance"),
     ],
 )
 def test_the_list_shows_what_a_plan_is_for(
@@ -133,14 +134,26 @@ def test_the_list_shows_what_a_plan_is_for(
     document["configuration"] |= {"call": call, "shape": [4, 16]}
     digest = msgspec.convert(document["configuration"], Configuration).digest
     (cache / "tuned").mkdir(parents=True)
-    (cache / "tuned" / f"{digest}.json").write_text(json.dumps(sealed(document)))
+    (cache / "tuned" / f"{digest}.json").write_text(json.dumps(sealed(document)), "utf-8")
     assert main(["cache", "list"]) == 0
     line, total = capsys.readouterr().out.splitlines()
     day = datetime.date.today().isoformat()
     steps = len(document["configuration"]["noises"])
-    assert line.startswith(f"{day}  FluxTransformer2DModel, {shown}, {COMPUTED} of {steps} steps, ")
+    aim = "tolerance 0.03, " if "tolerance" in call else ""
+    assert line.startswith(f"{day}  FluxTransformer2DModel, {shown}, {COMPUTED} of {steps} steps, {aim}FlowMatch")
     assert line.endswith(f"  {digest}.json")
     assert total.startswith("1 file in ")
+
+
+def test_the_list_shows_what_is_measured_in_part(
+    plans: tuple[str, Document], cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configuration = msgspec.convert(plans[1]["configuration"], Configuration)
+    Store().keep_measured(configuration, Measured())
+    assert main(["cache", "list"]) == 0
+    line, total = capsys.readouterr().out.splitlines()
+    assert f", {len(configuration.noises)} steps, 0 pictures measured so far, " in line
+    assert total == f"0 files in {cache / 'tuned'}, 1 measured in part beside it"
 
 
 @pytest.mark.parametrize("spoil", SPOILT.values(), ids=SPOILT.keys())
@@ -151,7 +164,7 @@ def test_what_does_not_fit_is_refused(
     digest, document = plans[0], copied(plans[1])
     spoil(document)
     with pytest.raises(ConfigError, match="here: .*nothing of it is used" if seal else "checksum"):
-        read_plans(json.dumps(sealed(document) if seal else document), digest, "here")
+        read_kept(json.dumps(sealed(document) if seal else document), digest, "here")[0]
 
 
 @pytest.mark.parametrize("name", ["checksum", "configuration"])
@@ -159,7 +172,7 @@ def test_a_file_of_an_older_version_is_refused(plans: tuple[str, Document], name
     digest, document = plans[0], copied(plans[1])
     del document[name]
     with pytest.raises(ConfigError):
-        read_plans(json.dumps(document), digest, "here")
+        read_kept(json.dumps(document), digest, "here")[0]
 
 
 def test_the_file_of_other_weights_is_measured_anew(
@@ -169,7 +182,7 @@ def test_the_file_of_other_weights_is_measured_anew(
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "other"))
     tuned(with_other_weights())
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(cache))
-    the_file(cache).write_text(the_file(tmp_path / "other").read_text())
+    the_file(cache).write_text(the_file(tmp_path / "other").read_text("utf-8"), "utf-8")
     full = flux.run(steps=STEPS)
     with enabled(flux) as handle:
         assert torch.equal(flux.run(steps=STEPS), full)
@@ -186,7 +199,7 @@ def test_the_record_of_other_weights_does_not_count(
     other = with_other_weights()
     with enabled(other):
         other.run(steps=STEPS)
-    the_file(tmp_path / "other", "measured").write_text(the_file(cache, "measured").read_text())
+    the_file(tmp_path / "other", "measured").write_text(the_file(cache, "measured").read_text("utf-8"), "utf-8")
     full = other.run(steps=STEPS)
     with enabled(other) as handle:
         assert torch.equal(other.run(steps=STEPS), full)
@@ -231,7 +244,7 @@ def test_no_change_of_a_value_is_believed(plans: tuple[str, Document]) -> None:
         other = mutated(document, random.Random(seed))
         if other != document:
             with pytest.raises(ConfigError):
-                read_plans(json.dumps(other), digest, f"seed {seed}")
+                read_kept(json.dumps(other), digest, f"seed {seed}")[0]
 
 
 def test_a_value_with_a_checksum_of_its_own_is_followed_or_refused(plans: tuple[str, Document]) -> None:
@@ -239,7 +252,7 @@ def test_a_value_with_a_checksum_of_its_own_is_followed_or_refused(plans: tuple[
     for seed in range(200):
         other = sealed(mutated(document, random.Random(seed)))
         try:
-            profile = read_plans(json.dumps(other), digest, f"seed {seed}")
+            profile = read_kept(json.dumps(other), digest, f"seed {seed}")[0]
         except ConfigError:
             continue
         for plan in profile.plans.values():
@@ -253,10 +266,10 @@ def test_pictures_are_bit_equal_beside_damaged_files(flux: Tiny, cache: Path, se
     with enabled(flux):
         flux.run(steps=STEPS)
     file, draw = the_file(cache, "measured"), random.Random(seed)
-    good = json.loads(file.read_text())
+    good = json.loads(file.read_text("utf-8"))
     for _ in range(4):
         other = mutated(good, draw)
-        file.write_text(json.dumps(sealed(other) if seal else other))
+        file.write_text(json.dumps(sealed(other) if seal else other), "utf-8")
         with enabled(flux) as handle:
             assert torch.equal(flux.run(steps=STEPS), full)
             assert handle.tuning.state == "measuring"
@@ -291,7 +304,7 @@ def test_what_a_server_has_is_believed_no_more_than_a_file(
     monkeypatch.setattr(store, "RedisTier", Server)
     monkeypatch.setattr(Server, "kept", {})
     tuned(flux)
-    good = the_file(cache).read_text()
+    good = the_file(cache).read_text("utf-8")
     (digest,) = Server.kept
     if damage == "other weights":
         monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "third"))
@@ -304,7 +317,7 @@ def test_what_a_server_has_is_believed_no_more_than_a_file(
         with enabled(flux) as handle:
             flux.run(steps=STEPS)
             assert handle.tuning.state == "ready"
-        assert the_file(cache).read_text() == good
+        assert the_file(cache).read_text("utf-8") == good
         # Elsewhere nothing is known, and the next plan replaces what the server has.
         monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "other"))
         with enabled(flux) as handle:
@@ -312,7 +325,7 @@ def test_what_a_server_has_is_believed_no_more_than_a_file(
             assert handle.tuning.state == "measuring"
         assert not list((tmp_path / "other" / "tuned").glob("*.json"))
         tuned(flux)
-    assert read_plans(str(Server.kept[digest]), digest, "the server")
+    assert read_kept(str(Server.kept[digest]), digest, "the server")[0]
     assert ("tuned plans are measured anew: OMNIREUSE_CACHE_REDIS" in caplog.text) is (damage is not None)
 
 
@@ -331,7 +344,7 @@ def test_a_folder_in_place_of_a_file_is_no_plan(flux: Tiny, cache: Path, caplog:
 def test_only_plans_of_like_runs_are_named_and_in_plain_words(cache: Path, plans: tuple[str, Document]) -> None:
     digest, document = plans
     (cache / "tuned").mkdir(parents=True, exist_ok=True)
-    (cache / "tuned" / f"{digest}.json").write_text(json.dumps(document))
+    (cache / "tuned" / f"{digest}.json").write_text(json.dumps(document), "utf-8")
     kept, steps = msgspec.convert(document["configuration"], Configuration), len(document["configuration"]["noises"])
     asked = msgspec.structs.replace(kept, call={**kept.call, "quality": "40", "judged": "6"})
     assert Store().near(asked) == "a plan is kept for no quality, and this call has quality=40"

@@ -134,6 +134,7 @@ def test_trial_runs_that_there_is_no_time_for_follow_other_pictures(
             work.picture(seed)
         expected = handle.tuning.expected
     monkeypatch.setattr(entry, "PATIENCE", 0.0)
+    monkeypatch.setattr(entry, "UNNOTICED", 0.0)
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path / "other"))
     other = tiny_flux()
     slow, states = Work(other), []
@@ -147,6 +148,7 @@ def test_trial_runs_that_there_is_no_time_for_follow_other_pictures(
     full = 2 * STEPS
     assert slow.spent[0] == full
     assert all(spent <= 1.5 * full for spent in slow.spent), "one trial run after each picture"
+    assert all(spent <= full for spent in slow.spent[3:]), "once three are measured, the others follow the default"
     plain = sum(spent - full for spent in slow.spent if spent >= full)
     reused = [spent for spent in slow.spent if spent < full]
     assert plain + sum(each - full // 2 for each in reused) == sum(work.spent) - 3 * full, "the same work"

@@ -213,6 +213,7 @@ def test_trial_runs_go_on_in_the_next_process(flux: Tiny, cache: Path, monkeypat
             flux.run(steps=STEPS, seed=seed)
         (plan,) = handle.tuned_profile.plans.values()  # type: ignore[union-attr]  # it is ready
     monkeypatch.setattr("omnireuse.tuning.entry.PATIENCE", 0.0)
+    monkeypatch.setattr("omnireuse.tuning.entry.UNNOTICED", 0.0)
     monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(cache / "other"))
     spent, states = list[int](), list[str]()
     while "ready" not in states:

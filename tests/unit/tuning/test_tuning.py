@@ -175,10 +175,10 @@ def test_a_damaged_record_of_full_runs_is_measured_anew(
     with omnireuse.enable(flux.pipe):
         flux.run(steps=STEPS)
     (file,) = (cache / "measured").glob("*.json")
-    other = json.loads(file.read_text())
+    other = json.loads(file.read_text("utf-8"))
     other["runs"][0][0][0] = 7  # the first number of the shape
-    for damage in (file.read_text()[:1000], json.dumps(other)):
-        file.write_text(damage)
+    for damage in (file.read_text("utf-8")[:1000], json.dumps(other)):
+        file.write_text(damage, "utf-8")
         caplog.clear()
         with omnireuse.enable(flux.pipe) as handle:
             flux.run(steps=STEPS)
@@ -265,7 +265,7 @@ def test_each_target_has_a_plan_of_its_own_in_one_file(flux: Tiny) -> None:
 
 
 def test_a_disk_that_refuses_keeps_plans_in_memory(flux: Tiny, cache: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cache.write_text("a file where the folder should be")
+    cache.write_text("a file where the folder should be", "utf-8")
     with caplog.at_level(logging.WARNING, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
         pictures(flux, 4)
         assert handle.tuning.state == "ready"

@@ -67,7 +67,7 @@ def test_the_command_makes_and_replays(tmp_path: Path, capsys: pytest.CaptureFix
     shown = capsys.readouterr().out
     for words in ("hit ratio", "share of encode time saved", "5,000", "20,000", OURS, "PFOO-L"):
         assert words in shown
-    record = json.loads((out / "replay.json").read_text())
+    record = json.loads((out / "replay.json").read_text("utf-8"))
     assert record["accesses"] == 300
     assert len(record["scores"]) == 2 * 3
     assert (out / "hit_ratio.png").read_bytes().startswith(b"\x89PNG")

@@ -26,9 +26,11 @@ def secured(tmp_path: Path) -> Iterator[str]:
     request = "req -x509 -newkey rsa:2048 -nodes -keyout server.key -out server.crt -days 2 -subj /CN=localhost"
     subject = ["-addext", "subjectAltName=DNS:localhost"]
     subprocess.run([openssl, *request.split(), *subject], cwd=tmp_path, check=True, capture_output=True)
-    users = re.search(r"`(user default off)`\s+and\s+`(user omni on .*?)`", (TOP / "docs" / "serving.md").read_text())
+    users = re.search(
+        r"`(user default off)`\s+and\s+`(user omni on .*?)`", (TOP / "docs" / "serving.md").read_text("utf-8")
+    )
     assert users is not None
-    (tmp_path / "users.acl").write_text("\n".join(users.groups()).replace("PASSWORD", "secret") + "\n")
+    (tmp_path / "users.acl").write_text("\n".join(users.groups()).replace("PASSWORD", "secret") + "\n", "utf-8")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -168,7 +168,7 @@ class TestDisk:
         assert not part.exists()
 
     def test_a_path_that_is_no_directory_is_a_counted_miss_and_opens_the_circuit(self, tmp_path, caplog):
-        (tmp_path / "file").write_text("in the way")
+        (tmp_path / "file").write_text("in the way", "utf-8")
         tier = DiskTier(tmp_path / "file", max_bytes=1 << 20, breaker=CircuitBreaker(max_failures=2))
         assert [tier.put("a", 1) for _ in range(4)] == [False] * 4
         assert tier.lookup("a", "absent") == "absent"

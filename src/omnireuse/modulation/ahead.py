@@ -1,0 +1,167 @@
+"""Rows for all steps of a schedule at once: a projection that is away comes in once for all of them.
+
+If a row is missing and weights are away, the denoiser runs up to its first block with each timestep of the scheduler
+and the other arguments of this call. Then one projection after another is brought in, and called with what it would be
+given at each step. These are calls like any other: each row belongs to the input that the projection was given. So a
+wrong guess costs time, and cannot make a wrong row.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import operator
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm.auto import tqdm
+
+from omnireuse.hooks.interception import intercept
+from omnireuse.modulation.call import NOW, Call
+from omnireuse.modulation.rows import Rows
+from omnireuse.modulation.table import Key, Table
+from omnireuse.modulation.values import is_token_free
+
+__all__ = ["Ahead"]
+
+logger = logging.getLogger("omnireuse")
+
+WAYS: tuple[Callable[[torch.Tensor, torch.dtype], torch.Tensor], ...] = (
+    lambda t, dtype: t.to(dtype),
+    lambda t, dtype: t.to(dtype) / 1000,
+    lambda t, dtype: (t / 1000).to(dtype),
+    lambda t, dtype: (1 - t / 1000).to(dtype),
+    lambda t, dtype: ((1000 - t) / 1000).to(dtype),
+)
+"""How pipelines of diffusers hand a scheduler's timesteps to the denoiser."""
+
+
+class _Reached(BaseException):
+    """Ends a run of the denoiser at its first block; no `Exception`, so that nobody handles it on the way."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+
+
+class Ahead:
+    """Makes the rows of one denoiser's coming steps.
+
+    Attributes:
+        order: keys of a whole call, in the order in which projections are called; empty if that is not known.
+    """
+
+    def __init__(self, cache: Rows) -> None:
+        self._cache = cache
+        self.order: list[Key] = []
+        self._ways = WAYS
+        self._schedule: torch.Tensor | None = None
+        self._tried: list[Any] = []
+        """Values with which a call of this schedule began, foreseen or not."""
+
+    def fill(self, call: Call, missing: Key) -> bool:
+        """Make the rows of all steps that a missing one belongs to; False, counted, if its weights must come in for it
+        alone."""
+        if self._schedule is not self._cache.timesteps:
+            self._schedule, self._tried = self._cache.timesteps, []
+        asked = [key for key in (*call.hits, *call.filled) if key.begin != missing.begin]
+        is_made = False
+        # Behind a block that has begun otherwise there is too much to run.
+        if missing.begin not in self._tried and not any(_path(key.table, call.denoiser)[1] for key in asked):
+            self._tried.append(missing.begin)
+            try:
+                is_made = self._fill(call, missing)
+            except Exception:
+                logger.debug("modulation cache: the coming steps are not known", exc_info=True)
+            finally:
+                NOW.call = call
+        if not is_made:
+            self._cache.bypass("unforeseen", missing.table.name)
+        return is_made
+
+    def _fill(self, call: Call, missing: Key) -> bool:
+        args, kwargs = call.inputs or ((), {})
+        bound = inspect.signature(type(call.denoiser).forward).bind(call.denoiser, *args, **kwargs)
+        name = "timesteps" if "timesteps" in bound.arguments else "timestep"
+        begins = {key.table: key.begin for key in self.order}
+        chain = [key for key in self.order if key.begin == begins.get(missing.table)]
+        timesteps = self._timesteps(bound.arguments.get(name)) if chain else []
+        find = lambda tensors: [call.known.of(each) for each in tensors].index(missing.begin)  # noqa: E731
+        calls = [Call(call.denoiser, call.number) for _ in timesteps]
+        if not calls or (found := _run_to(_path(missing.table, call.denoiser)[0], calls[0], bound, find)) is None:
+            return False
+        place, index = found
+        steps: list[dict[Table | None, torch.Tensor]] = []
+        for each, timestep in zip(calls, timesteps, strict=True):
+            bound.arguments[name] = timestep
+            _, begin = _run_to([place], each, bound, operator.itemgetter(index))
+            steps.append({None: begin})
+            self._tried.append(each.known.of(begin))
+        words = "omnireuse: modulation of a new schedule"
+        for key in tqdm(chain, words, delay=1, leave=False, unit="layer", disable=self._cache.hides_bars):
+            before = key.value.table if isinstance(key.value, Key) else None
+            with self._cache.brought_in(key.table, missing.device):
+                for NOW.call, outputs in zip(calls, steps, strict=True):
+                    outputs[key.table] = key.table.module(outputs[before])
+        for each in calls:
+            call.filled += each.filled
+            call.known.reads += each.known.reads
+        return True
+
+    def _timesteps(self, given: Any) -> list[torch.Tensor]:
+        """Those of the scheduler as the denoiser gets them; none if the one that is given is not among them."""
+        if self._schedule is None or not isinstance(given, torch.Tensor) or not bool((given == given.max()).all()):
+            return []
+        timesteps = self._schedule.to(given.device)
+        for ways in (self._ways, WAYS):  # several fit one step
+            self._ways = tuple(way for way in ways if bool((way(timesteps, given.dtype) == given.max()).any()))
+            if self._ways:
+                return [each.expand(given.shape) for each in self._ways[0](timesteps, given.dtype).unique()]
+        return []
+
+
+def _path(table: Table, denoiser: nn.Module) -> tuple[list[nn.Module], bool]:
+    """The modules on the way to a table, up to a block, and whether there is one."""
+    path: list[nn.Module] = [denoiser]
+    for part in table.name.split("."):
+        is_block = isinstance(path[-1], nn.ModuleList)
+        path.append(getattr(path[-1], part))
+        if is_block:
+            return path[1:], True
+    return path[1:], False
+
+
+def _run_to(path: list[nn.Module], call: Call, bound: inspect.BoundArguments, find: Callable[[Any], Any]) -> Any:
+    """Run the denoiser up to the first module of a path in whose small tensors something is found, or up to the last.
+
+    Args:
+        path: the modules to look at.
+        call: that the run belongs to.
+        bound: the denoiser's arguments.
+        find: given the tensors; raises `ValueError` if it finds nothing.
+
+    Returns:
+        The module and what was found, or None.
+    """
+
+    def handler(module: nn.Module, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if NOW.call is call:  # not another thread
+            try:
+                raise _Reached((module, find([each for each in (*args, *kwargs.values()) if is_token_free(each)])))
+            except ValueError:
+                if module is path[-1]:
+                    raise _Reached(None) from None
+        return proceed(*args, **kwargs)
+
+    with ExitStack() as stack:
+        for module in path:
+            stack.callback(intercept(module, call, {"__call__": partial(handler, module)}).undo)
+        NOW.call = call
+        try:
+            type(call.denoiser).forward(*bound.args, **bound.kwargs)
+        except _Reached as reached:
+            return reached.found
+    return None
