@@ -26,12 +26,17 @@ TOOLS = {
 """What the reasons of skipped tests have in them -> how to get what is missing."""
 
 # How long an example takes says nothing about whether it holds.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("whole", deadline=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-golden", action="store_true", help="write tests/unit/diffusion/golden.json anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # `make test` leaves out sweeps, and three quarters of the examples of each property.
+    settings.load_profile("quick" if "not sweep" in config.option.markexpr else "whole")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -45,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
-    # The objects of torch, diffusers and transformers stay until the end; looking through them makes each collection slow.
+    # What torch, diffusers and transformers have made stays until the end; collections need not look through it.
     gc.collect()
     gc.freeze()
 

@@ -122,7 +122,7 @@ def join() -> None:
 
 
 def lose(cases: str, end: str, folder: Path) -> None:
-    """For each `kind-family` of `cases`: run with a slow rank, and alone; write what this rank saw; then lose rank 0."""
+    """Run each `kind-family` of `cases` with a slow rank, and alone; write what this rank saw; then lose rank 0."""
     join()
     rank, size = dist.get_rank(), dist.get_world_size()
     figures: dict[str, Any] = {}

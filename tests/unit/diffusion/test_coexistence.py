@@ -18,6 +18,7 @@ import omnireuse
 from omnireuse import EveryNth, Steps
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.forecasters import FORECASTERS
+from tests.helpers.sweep import crossed
 from tests.helpers.tiny import FLUX_CALL, TINY, Tiny, flux_control, stable_diffusion_control
 
 from .test_hooks import FORCED, REGIONS, traces
@@ -137,8 +138,7 @@ def test_a_lora_comes_and_goes_under_reuse(
     assert [names for _, names, _ in traces(flux)] == [names for _, names, _ in traces(untouched)]
 
 
-@pytest.mark.parametrize("wrap", [False, True], ids=["added", "wrapped"])
-@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize(("region", "wrap"), crossed(REGIONS, [False, True]))
 def test_no_forecast_mixes_scales_of_an_adapter(flux: Tiny, region: str, wrap: bool) -> None:
     if wrap:
         flux.pipe.transformer = get_peft_model(flux.pipe.transformer, LORA).eval()
@@ -236,10 +236,7 @@ def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> 
     return handle
 
 
-@pytest.mark.parametrize(
-    ("forecaster", "region"),
-    [*((name, "call") for name in sorted(FORECASTERS)), *(("polynomial", each) for each in REGIONS if each != "call")],
-)
+@pytest.mark.parametrize(("forecaster", "region"), crossed(sorted(FORECASTERS), REGIONS))
 def test_a_schedule_reads_nothing_back(
     flux: Tiny, monkeypatch: pytest.MonkeyPatch, forecaster: str, region: str
 ) -> None:
@@ -255,8 +252,7 @@ def test_what_measures_reads_back(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize(("region", "at"), crossed(REGIONS, [0, 1, 2]))
 def test_ctrl_c_in_the_middle_leaves_nothing(flux: Tiny, region: str, at: int) -> None:
     # Where nothing is left to interrupt on a reused step, the interrupt comes between steps.
     where = flux.pipe.transformer.single_transformer_blocks[0] if region == "blocks" else flux.pipe.transformer

@@ -16,8 +16,7 @@ import omnireuse
 from omnireuse import EveryNth
 from omnireuse.policies.base import Policy
 from tests.helpers.sweep import sweep
-from tests.helpers.tiny import Tiny, qwen_image
-from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import Tiny, qwen_image, small_flux
 
 FIXED = EveryNth(every=2)
 
@@ -46,11 +45,11 @@ def counter() -> Iterator[CompileCounter]:
 @pytest.fixture
 def flux() -> Tiny:
     """One block of each kind, as each costs seconds to compile."""
-    return tiny_flux(layers=1)
+    return small_flux()
 
 
 def eager(region: str, policy: Policy = FIXED, **call: Any) -> torch.Tensor:
-    tiny = tiny_flux(layers=1)
+    tiny = small_flux()
     with omnireuse.enable(tiny.pipe, policy=policy, region=region):
         return tiny.run(**call)
 
