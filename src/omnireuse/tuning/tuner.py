@@ -33,7 +33,7 @@ from omnireuse.tuning.pulse import Pulse
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import Replay, noting_bars
-from omnireuse.tuning.shadows import SessionShadows
+from omnireuse.tuning.trials import SessionTrials
 
 __all__ = ["HostTuner", "Tuner"]
 
@@ -211,7 +211,7 @@ class Tuner(HostTuner, Tunes):
                 agreement=self._registry.agreement,
                 computed=attempt.bar.computed,
             )
-            self._made(attempt, SessionShadows(self._session, call.proceed, self.references, pulse))
+            self._made(attempt, SessionTrials(self._session, call.proceed, self.references, pulse))
         finally:
             attempt.bar.close()
             if attempt.is_held and attempt.entry is not None:
@@ -296,7 +296,7 @@ class Tuner(HostTuner, Tunes):
             return untuned
         return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
 
-    def _made(self, attempt: _Attempt, shadows: SessionShadows) -> None:
+    def _made(self, attempt: _Attempt, trials: SessionTrials) -> None:
         """Learn from a finished picture if it was measured, and make the trial runs that are due."""
         entry, recording, callback = attempt.entry, attempt.recording, attempt.callback
         if callback.changes:
@@ -316,9 +316,9 @@ class Tuner(HostTuner, Tunes):
                 entry.skip(f"a picture was not measured: {why}")
         elif recording is None:
             entry.finish()
-            entry.go_on(shadows)
+            entry.go_on(trials)
         elif entry.learn(recording, attempt.replay):
-            entry.go_on(shadows)
+            entry.go_on(trials)
         if entry.tuning.state == "ready":
             with self._lock:
                 self._latest = entry
