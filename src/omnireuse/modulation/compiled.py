@@ -29,7 +29,8 @@ def unwatch(denoiser: nn.Module | None) -> None:
     """Do so no longer. Idempotent."""
     from torch._dynamo.callback import callback_handler
 
-    _watched.pop(denoiser, None)  # type: ignore[call-overload]  # a denoiser that is freed is no key
+    if denoiser is not None:  # one that is freed is no key any more
+        _watched.pop(denoiser, None)
     if not _watched and _compiles in callback_handler.start_callbacks:
         callback_handler.remove_start_callback(_compiles)
 
@@ -40,7 +41,7 @@ def _compiles(*_: object) -> None:
     while frame is not None and not frame.f_globals.get("__name__", "").startswith("omnireuse.modulation."):
         caller = frame.f_locals.get("self")
         module = caller._modules.get("_orig_mod", caller) if isinstance(caller, nn.Module) else None
-        if module in _watched:
+        if module is not None and module in _watched:
             is_whole = NOW.call is None or NOW.call.denoiser is not module
             if is_whole and (come_back := _watched[module]()) is not None:
                 come_back()
