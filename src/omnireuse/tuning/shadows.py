@@ -21,6 +21,7 @@ from omnireuse.planning.path import branches_of, copied
 from omnireuse.planning.solver import Arithmetic
 from omnireuse.policies import Steps
 from omnireuse.references import ReferenceAxis, References
+from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.pulse import Pulse
 from omnireuse.tuning.recording import FULL
@@ -182,12 +183,14 @@ class SessionShadows:
     Attributes:
         session: at work on the pipeline.
         proceed: makes a call of the pipeline.
+        configuration: of the measured calls, whose weights the pipeline must have still; None if nothing is measured.
         references: of the pipeline; None if lean calls are not tried.
         pulse: of the trial runs; None if nobody can stop them.
     """
 
     session: Session
     proceed: Callable[..., Any]
+    configuration: Configuration | None = None
     references: ReferenceAxis | None = None
     pulse: Pulse | None = None
 
@@ -240,6 +243,8 @@ class SessionShadows:
         result = called_again(self.session, call.replay, self.proceed, choose)
         if len(made) != 1 or (latents := made[0].latents) is None:
             raise StateError("a second call with the same arguments ends before its last step")
+        if self.configuration is not None and not self.configuration.has_weights_of(self.session.pipeline):
+            raise StateError("the weights of the measured pictures were replaced before or during a trial run")
         try:
             found = pictures_of(result, call.full.pictures, where=type(self.session.pipeline).__name__, strict=False)
             pictures = [each[:: -(-len(each) // FRAMES)] if each.ndim == 4 else each for each in found]

@@ -211,7 +211,8 @@ class Tuner(HostTuner, Tunes):
                 agreement=self._registry.agreement,
                 computed=attempt.bar.computed,
             )
-            self._made(attempt, SessionShadows(self._session, call.proceed, self.references, pulse))
+            measured = None if attempt.entry is None else attempt.entry.configuration
+            self._made(attempt, SessionShadows(self._session, call.proceed, measured, self.references, pulse))
         finally:
             attempt.bar.close()
             if attempt.is_held and attempt.entry is not None:
@@ -311,6 +312,8 @@ class Tuner(HostTuner, Tunes):
         why = f"its callback changed {callback.changes}" if callback.changes else ""
         if not why and getattr(self._session.pipeline, "_interrupt", False) is True:
             why = "it was interrupted"
+        if not why and not entry.configuration.has_weights_of(self._session.pipeline):
+            why = "its weights were replaced meanwhile"
         if why := self._registry.agreement.of_any(why or None) or "":
             if recording is not None:
                 entry.skip(f"a picture was not measured: {why}")
