@@ -51,8 +51,8 @@ CLOSURES = {
 ROWS = (
     Row("enable, files", 48, 62),
     Row("enable, lines", 9_189, 10_500),
-    Row("its keywords, files", 115, 100),
-    Row("its keywords, lines", 19_865, 15_000),
+    Row("its keywords, files", 116, 100),
+    Row("its keywords, lines", 19_853, 15_000),
     Row("Generation, files", 18, 20),
     Row("Generation, lines", 3_132, 2_800),
     Row("Session, files", 32, 35),
@@ -64,12 +64,12 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 57, 50),
-    Row("lines of src", 29_402, 22_500),
-    Row("lines of lab", 4_887, 4_500),
+    Row("lines of src", 29_621, 22_500),
+    Row("lines of lab", 4_937, 4_500),
     Row("lines of engines", 8_377, 7_500),
-    Row("callables", 119, 60),
-    Row("annotations Any", 723, 400),
-    Row("large classes", 20, 5),
+    Row("callables", 120, 60),
+    Row("annotations Any", 729, 400),
+    Row("large classes", 22, 5),
 )
 
 

@@ -13,7 +13,7 @@ from omnireuse.hooks.live import StepRegion
 from omnireuse.planning.fit import WeightFit
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL, Recording
-from omnireuse.tuning.shadows import Beside, Led
+from omnireuse.tuning.steppers import FitStepper, TrialStepper
 
 T = TypeVar("T")
 
@@ -61,6 +61,6 @@ def recorded(pipeline: Any, run: Callable[[], T], steps: int) -> tuple[FullRun, 
 
 def led(pipeline: Any, run: Callable[[], T], fit: WeightFit, full: FullRun) -> T:
     """What a run returns that fits weights along a full run."""
-    region = StepRegion(stepper=Beside(full, fit.first_gap, Led(fit, full, pipeline.scheduler)))
+    region = StepRegion(stepper=TrialStepper(full, fit.first_gap, FitStepper(fit, full, pipeline.scheduler)))
     with Handle(pipeline, (FULL, "fit", (InRegion(lambda *_: region),))):
         return run()

@@ -31,7 +31,7 @@ from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.planning.solver import next_latents
 from omnireuse.policies.base import Policy
 from omnireuse.tuning.entry import Entry
-from omnireuse.tuning.loops import Loop, LoopShadows, LoopTuner, MeasuredLoop, RequestPlan
+from omnireuse.tuning.loops import LoopTrials, LoopTuner, MeasuredLoop, RepeatableLoop, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import unchanged_random_states
 from omnireuse.tuning.trials import Pausing
@@ -194,7 +194,7 @@ class Waves:
 
 
 @dataclass(frozen=True)
-class WaveLoop(Loop):
+class WaveLoop(RepeatableLoop):
     """The loop of a request of waves, whose solver is the scheduler of its state.
 
     An engine says in `check` and `configuration` what its requests are. It makes loops with a function that computes
@@ -274,14 +274,14 @@ class WaveTuner(LoopTuner):
             self._measured, self._entry = weakref.ref(plan.measured), plan.entry
         return plan
 
-    def find(self, policy: Policy, loop: Loop, **apart: str) -> Entry:
+    def find(self, policy: Policy, loop: RepeatableLoop, **apart: str) -> Entry:
         entry = super().find(policy, loop, **apart)
         if entry.strategy is not None and entry.strategy.region != "step":
             self.say("a kept plan has weights for the branches of guidance, and waves are forecast after it")
             entry = super().find(policy, loop, **apart, guidance="as one call")
         return entry
 
-    def may_measure(self, entry: Entry, loop: Loop, host: Any) -> bool:
+    def may_measure(self, entry: Entry, loop: RepeatableLoop, host: Any) -> bool:
         return self._under_way is None and self._measured() is None
 
     def forget(self) -> None:
@@ -331,6 +331,6 @@ class WaveTuner(LoopTuner):
     def _going_on(self, entry: Entry) -> Pausing[None]:
         entry.is_busy = True
         try:
-            yield from entry.going_on(LoopShadows(self._denoise))
+            yield from entry.going_on(LoopTrials(self._denoise))
         finally:
             entry.is_busy = False

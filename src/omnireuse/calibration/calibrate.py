@@ -30,7 +30,8 @@ from omnireuse.profiles.conditions import watch_of
 from omnireuse.profiles.origin import Origin
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import FEWEST_HELD_OUT, Profile
-from omnireuse.tuning.trials import Candidate, MeasuredCall, finished
+from omnireuse.tuning.search import Candidate
+from omnireuse.tuning.trials import MeasuredCall, finished
 
 __all__ = ["FIT_PROMPTS", "calibrate", "held_out_last", "number_searched"]
 
@@ -251,7 +252,7 @@ class _Search:
         budget, total, best = len(steps), self._runner.steps, self.plans.get(len(steps))
         trial, is_split = Candidate.of_fit(steps, total), len({len(each.full.path.shares) for each in self._calls}) == 1
         for number, (call, run) in enumerate(zip(self._calls, self.searched, strict=False)):
-            finished(trial.lead(call, self._runner, number=number, pictures=run.pictures, is_split=is_split))
+            finished(trial.follow(call, self._runner, number=number, pictures=run.pictures, is_split=is_split))
         psnr = statistics.fmean(trial.closeness)
         if best is None or best.psnr is None or psnr > best.psnr:
             best = self.plans[budget] = msgspec.structs.replace(trial.plan(closeness=tuple(trial.closeness)), psnr=psnr)

@@ -1,4 +1,4 @@
-"""The runs of a calibration: full ones, which are recorded, and those that follow a schedule."""
+"""The runs of a calibration: full ones, trial runs, and those that follow a plan."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, is_compiled_whole
-from omnireuse.hooks.extension import InRegion
+from omnireuse.hooks.extension import Extension, InRegion
 from omnireuse.hooks.live import StepRegion
-from omnireuse.hooks.run import Region
+from omnireuse.hooks.run import Chooser, Chosen, Region, RunStart
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
 from omnireuse.named.measuring import Seen
@@ -25,12 +25,9 @@ from omnireuse.noise.schedulers import noise_levels
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller
 from omnireuse.pipelines.pictures import Picture, capped_psnr
-from omnireuse.planning.fit import WeightFit
-from omnireuse.policies import Steps
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import FULL, Recording
-from omnireuse.tuning.shadows import Beside, Led
-from omnireuse.tuning.trials import MeasuredCall, Shadow
+from omnireuse.tuning.trials import MeasuredCall, PipelineTrials
 
 __all__ = ["PipelineRunner", "RunInFull"]
 
@@ -54,7 +51,17 @@ class RunInFull:
     seen: Seen
 
 
-class PipelineRunner:
+class _Choosing(Extension):
+    """Chooses what the run of one call follows."""
+
+    def __init__(self, choose: Chooser) -> None:
+        self._choose = choose
+
+    def choose(self, start: RunStart) -> Chosen:
+        return self._choose(start)
+
+
+class PipelineRunner(PipelineTrials):
     """A pipeline and prompts, each with a noise of its own. It keeps nothing between two runs. The `replay` of a
     measured call has the places of its prompts.
 
@@ -78,11 +85,6 @@ class PipelineRunner:
         self.blocks_unseen = ""
         self._caller = Caller(pipeline, self.prompts, call=call, **options)
 
-    def pictures(self, places: range, *, strict: bool = False) -> list[Picture]:
-        """One picture in 0…1 for each of these prompts, made in one call; `strict` as in `Caller.pictures`."""
-        with without_bar(self.pipeline):
-            return self._caller.pictures(places, strict=strict)
-
     def full_run(self, places: range, *, record: bool = False) -> RunInFull:
         """Compute every step for the prompts of these places, in one call.
 
@@ -101,8 +103,7 @@ class PipelineRunner:
             return StepRegion(stepper=made[-1], inner=inner)
 
         strategy = self._watching()
-        with Handle(self.pipeline, (strategy, "full run", (InRegion(region),))) as handle:
-            pictures = self.pictures(places, strict=True)
+        pictures, handle = self._made(places, strategy, "full run", InRegion(region), strict=True)
         broken = [place for place, each in zip(places, pictures, strict=True) if not np.isfinite(each).all()]
         if broken or handle.summary().broken:
             prompts = " or ".join(repr(self.prompts[place]) for place in broken or places)
@@ -145,19 +146,18 @@ class PipelineRunner:
                 self.blocks_unseen = str(error)
         return FULL
 
-    def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
-        """Fit weights for a schedule along the full runs' paths, and follow them."""
-        beside = Beside(call.full, fit.first_gap, Led(fit, call.full, self.pipeline.scheduler))
-        region = StepRegion(stepper=beside)
-        with Handle(self.pipeline, (FULL, "fit", (InRegion(lambda *_: region),))):
-            pictures = self.pictures(call.replay)
-        if beside.latents is None:
-            raise StateError("a run of a fit ended before its last step")
-        return Shadow(beside.computed, beside.latents, pictures)
+    def again(self, call: MeasuredCall, choose: Chooser) -> list[Picture]:
+        """Make the prompts of a measured call again; return their pictures."""
+        return self._made(call.replay, FULL, "trial run", _Choosing(choose))[0]
 
     def score(self, strategy: Strategy, places: range, full: Sequence[Picture]) -> list[float]:
         """PSNR in dB of the prompts of these places to the pictures of their `full` run, as `capped_psnr`, if one
         call follows a strategy."""
-        with Handle(self.pipeline, (strategy, "plan", ())):
-            pictures = self.pictures(places)
-        return [capped_psnr(*pair) for pair in zip(pictures, full, strict=True)]
+        return [capped_psnr(*pair) for pair in zip(self._made(places, strategy, "plan")[0], full, strict=True)]
+
+    def _made(
+        self, places: range, strategy: Strategy, name: str, *extensions: Extension, strict: bool = False
+    ) -> tuple[list[Picture], Handle]:
+        """One picture in 0…1 for each of these prompts, made in one call; and the handle of that call."""
+        with Handle(self.pipeline, (strategy, name, extensions)) as handle, without_bar(self.pipeline):
+            return self._caller.pictures(places, strict=strict), handle

@@ -248,7 +248,8 @@ class Session(Live):
             self._parts.refresh_others(self._pipeline())
         if (run := self._loops.now.run) is not None:
             run.is_touched = True
-            run.conditions.change(run.step, (name for name in changed if name != "latents"))
+            if changed:
+                run.conditions.change(run.step, (name for name in changed if name != "latents"))
 
     # -- the calls of its parts
 
@@ -400,12 +401,13 @@ class Session(Live):
         """
         _watch.look()
         pipeline, parts = self.pipeline, self._parts
-        if parts.have_other_denoisers(pipeline) or parts.are_bypassed:
+        is_anew = parts.have_other_denoisers(pipeline) or parts.are_bypassed
+        if is_anew:
             self._drop_region()
             parts.refresh_denoisers(pipeline)
             self._region = self._make_region(self.strategy, parts.denoisers, parts)
             self._kind = self.strategy.region
-        parts.refresh_others(pipeline)
+        parts.refresh_others(pipeline, anew=is_anew)
         if self.strategy.region == "step" and parts.scheduler is None:
             got = getattr(pipeline, "scheduler", None)
             raise UnsupportedModelError(

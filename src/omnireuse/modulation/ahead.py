@@ -67,17 +67,15 @@ class Ahead:
         alone."""
         if self._schedule is not self._cache.timesteps:
             self._schedule, self._tried = self._cache.timesteps, []
-        begin = missing.begin
-        is_early = not any(key.begin != begin and _path(key.table, call.denoiser)[1] for key in call.keys)
+        asked = [key for key in (*call.hits, *call.filled) if key.begin != missing.begin]
         is_made = False
-        if is_early and begin not in self._tried:
-            self._tried.append(begin)
+        # Behind a block that has begun otherwise there is too much to run.
+        if missing.begin not in self._tried and not any(_path(key.table, call.denoiser)[1] for key in asked):
+            self._tried.append(missing.begin)
             try:
                 is_made = self._fill(call, missing)
             except Exception:
-                logger.debug(
-                    "modulation cache: the coming steps of %s are not known", missing.table.name, exc_info=True
-                )
+                logger.debug("modulation cache: the coming steps are not known", exc_info=True)
             finally:
                 NOW.call = call
         if not is_made:
@@ -85,53 +83,43 @@ class Ahead:
         return is_made
 
     def _fill(self, call: Call, missing: Key) -> bool:
-        bound = inspect.signature(type(call.denoiser).forward).bind(call.denoiser, *call.args, **call.kwargs)
+        args, kwargs = call.inputs or ((), {})
+        bound = inspect.signature(type(call.denoiser).forward).bind(call.denoiser, *args, **kwargs)
         name = "timesteps" if "timesteps" in bound.arguments else "timestep"
-        given = bound.arguments.get(name)
         begins = {key.table: key.begin for key in self.order}
         chain = [key for key in self.order if key.begin == begins.get(missing.table)]
-        if not chain or not isinstance(given, torch.Tensor) or not (timesteps := self._timesteps(given)):
-            return False
-        path, _ = _path(missing.table, call.denoiser)
-        found = _run_to(
-            path,
-            Call(call.denoiser, call.number, is_ahead=True),
-            bound,
-            lambda tensors: [call.known.of(each) for each in tensors].index(missing.begin),
-        )
-        if found is None:
+        timesteps = self._timesteps(bound.arguments.get(name)) if chain else []
+        find = lambda tensors: [call.known.of(each) for each in tensors].index(missing.begin)  # noqa: E731
+        calls = [Call(call.denoiser, call.number) for _ in timesteps]
+        if not calls or (found := _run_to(_path(missing.table, call.denoiser)[0], calls[0], bound, find)) is None:
             return False
         place, index = found
-        calls: list[Call] = []
         steps: list[dict[Table | None, torch.Tensor]] = []
-        for timestep in timesteps:
-            bound.arguments[name] = timestep.expand(given.shape)
-            calls.append(Call(call.denoiser, call.number, is_ahead=True))
-            _, begin = _run_to([place], calls[-1], bound, operator.itemgetter(index))
+        for each, timestep in zip(calls, timesteps, strict=True):
+            bound.arguments[name] = timestep
+            _, begin = _run_to([place], each, bound, operator.itemgetter(index))
             steps.append({None: begin})
-            self._tried.append(calls[-1].known.of(begin))
+            self._tried.append(each.known.of(begin))
         words = "omnireuse: modulation of a new schedule"
         for key in tqdm(chain, words, delay=1, leave=False, unit="layer", disable=self._cache.hides_bars):
             before = key.value.table if isinstance(key.value, Key) else None
             with self._cache.brought_in(key.table, missing.device):
-                for each, outputs in zip(calls, steps, strict=True):
-                    NOW.call = each
+                for NOW.call, outputs in zip(calls, steps, strict=True):
                     outputs[key.table] = key.table.module(outputs[before])
         for each in calls:
             call.filled += each.filled
             call.known.reads += each.known.reads
         return True
 
-    def _timesteps(self, given: torch.Tensor) -> list[torch.Tensor]:
+    def _timesteps(self, given: Any) -> list[torch.Tensor]:
         """Those of the scheduler as the denoiser gets them; none if the one that is given is not among them."""
-        now = given.flatten()[:1]
-        if self._schedule is None or not bool((given == now).all()):
+        if self._schedule is None or not isinstance(given, torch.Tensor) or not bool((given == given.max()).all()):
             return []
         timesteps = self._schedule.to(given.device)
         for ways in (self._ways, WAYS):  # several fit one step
-            self._ways = tuple(way for way in ways if bool((way(timesteps, given.dtype) == now).any()))
+            self._ways = tuple(way for way in ways if bool((way(timesteps, given.dtype) == given.max()).any()))
             if self._ways:
-                return [*self._ways[0](timesteps, given.dtype).unique()]
+                return [each.expand(given.shape) for each in self._ways[0](timesteps, given.dtype).unique()]
         return []
 
 
@@ -147,11 +135,11 @@ def _path(table: Table, denoiser: nn.Module) -> tuple[list[nn.Module], bool]:
 
 
 def _run_to(path: list[nn.Module], call: Call, bound: inspect.BoundArguments, find: Callable[[Any], Any]) -> Any:
-    """Run the denoiser up to the first module whose small tensors have what is looked for, or to the last one.
+    """Run the denoiser up to the first module of a path in whose small tensors something is found, or up to the last.
 
     Args:
         path: the modules to look at.
-        call: the one whose rows may be made on the way.
+        call: that the run belongs to.
         bound: the denoiser's arguments.
         find: given the tensors; raises `ValueError` if it finds nothing.
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
 
-from omnireuse.modulation.table import Key, Table
+from omnireuse.modulation.table import Key
 from omnireuse.modulation.values import Known, settings
 
 __all__ = ["NOW", "Call"]
@@ -19,28 +18,18 @@ class Call:
 
     Attributes:
         number: of the call, from 1.
+        inputs: positional and keyword arguments; None for a later step, whose rows are made ahead of its call.
         known: values of small tensors.
-        is_ahead: whether this is a later step, for which rows are made already.
         is_return: whether a value that was read is known from an earlier round of steps.
-        keys: of all rows that were asked for, in this order.
-        hits: tables that had a row.
+        hits: keys of rows that were there, in the order of the calls.
         filled: keys of new rows.
         loaded: of these, the rows that were outside.
     """
 
-    def __init__(
-        self,
-        denoiser: nn.Module,
-        number: int,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        is_ahead: bool = False,
-    ) -> None:
-        self.denoiser, self.number, self.args, self.kwargs = denoiser, number, args, kwargs or {}
-        self.is_ahead, self.is_return, self.known = is_ahead, False, Known()
-        self.keys: list[Key] = []
-        self.hits: list[Table] = []
+    def __init__(self, denoiser: nn.Module, number: int, inputs: tuple[Any, Any] | None = None) -> None:
+        self.denoiser, self.number, self.inputs = denoiser, number, inputs
+        self.known, self.is_return = Known(), False
+        self.hits: list[Key] = []
         self.filled: list[Key] = []
         self.loaded: set[Key] = set()
         self._settings: dict[str, tuple[Any, ...]] = {}

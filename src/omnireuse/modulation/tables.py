@@ -121,7 +121,7 @@ class Tables:
     def _drop(self, tables: Iterable[Table]) -> None:
         """Do without these tables."""
         tables = [*tables]
-        self._ahead.order = self._ahead.order if not tables else []
+        self._ahead.order = [] if tables else self._ahead.order
         self._change(tables)
         for table in tables:
             with table.lock:
@@ -152,7 +152,7 @@ class Tables:
             self._active += 1
             self._calls += 1
             self._refresh()
-            call, outer = Call(self.denoiser, self._calls, args, kwargs), NOW.call
+            call, outer = Call(self.denoiser, self._calls, (args, kwargs)), NOW.call
         NOW.call = call
         self._hide(True)
         try:
@@ -183,7 +183,7 @@ class Tables:
             self._cache.bypass(reason, table.name)
             return self._compute(table, proceed, args, kwargs)
         value = call.known.of(x)
-        if not isinstance(value, Key) and not call.is_ahead:
+        if not isinstance(value, Key) and call.inputs:
             self._meet(call, value)
         key = Key(table, table.epoch, call.settings(x.device.type), value)
         row = self._cache.rows.lookup(key, None)
@@ -192,11 +192,10 @@ class Tables:
             row = None
         if row is None and (outside := self._cache.outside) is not None:
             row = self._load(call, key, outside)
-        if row is None and table.weights.away and not call.is_ahead and self._ahead.fill(call, key):
+        if row is None and table.weights.away and call.inputs and self._ahead.fill(call, key):
             row = self._cache.rows.lookup(key, None)
-        call.keys.append(key)
         if row is not None:
-            call.hits.append(table)
+            call.hits.append(key)
         else:
             output = self._compute(table, proceed, args, kwargs)
             if type(output) is not torch.Tensor:
@@ -255,8 +254,8 @@ class Tables:
     def _finish(self, call: Call) -> None:
         """Choose tables after the first call, remember what new rows were computed by, and let weights go."""
         cache = self._cache
-        if len(call.keys) >= len(self._ahead.order):  # reuse between steps skips blocks
-            self._ahead.order = call.keys
+        if len(call.hits) >= len(self._ahead.order):  # reuse between steps skips blocks
+            self._ahead.order = call.hits
         for table in {key.table for key in call.filled}:
             if table.weights.were_written:
                 self._change([table])
@@ -265,11 +264,11 @@ class Tables:
         filled = [key for key in call.filled if key.table.is_projection and key.table in self._tables]
         computed = [key.table for key in filled if key not in call.loaded]
         cache.count(
-            computed=len(computed), reused=sum(each.is_projection for each in call.hits), reads=call.known.reads
+            computed=len(computed), reused=sum(key.table.is_projection for key in call.hits), reads=call.known.reads
         )
         self._learn([key.table for key in filled if not key.table.content])
         if (call.is_return or call.loaded) and not computed and not self._active:  # every step has its rows, as a rule
-            self._let_go(call.hits)
+            self._let_go([key.table for key in call.hits])
             self.save()
         if cache.rows.counts["evictions"] > self._evicted:
             self._evicted = cache.rows.counts["evictions"]

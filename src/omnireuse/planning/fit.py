@@ -11,7 +11,7 @@ import torch
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.forecasters import combine
 
-__all__ = ["FitState", "LedRun", "WeightFit"]
+__all__ = ["FitRun", "FitState", "WeightFit"]
 
 KEPT = 4
 """Computed outputs that a weighted sum takes, and that a run therefore keeps."""
@@ -78,13 +78,13 @@ class WeightFit:
         """The first step that is not computed; 0 if all are."""
         return next((step for step in range(len(self._weights)) if step not in self._computed), 0)
 
-    def begin(self, shares: Sequence[float]) -> LedRun:
+    def begin(self, shares: Sequence[float]) -> FitRun:
         """A further run that follows the schedule; `shares` as in `Path`."""
         self._branches = len(shares)
-        return LedRun(self, shares)
+        return FitRun(self, shares)
 
 
-class LedRun:
+class FitRun:
     """A run that goes on, at each step, with the sums by the weights fitted so far.
 
     Attributes:

@@ -149,12 +149,15 @@ class EncodeCall:
             UnkeyableError: something can change unseen.
         """
         look = self.look()
-        held = [(path, look.modules[path]()) for path in scope.ran if path in look.modules]
-        found = {path: module for path, module in held if module is not None}
+        ran: dict[str, Survey] = {}
+        for path in scope.ran:
+            if (module := look.module(path)) is not None:
+                ran[path] = self.survey(path, module)
         for stray in scope.strays:
             if (module := stray()) is not None:
-                found[self.path_of_stray(module)] = module
-        return View(look, {path: self.survey(path, module) for path, module in found.items()})
+                path = self.path_of_stray(module)
+                ran[path] = self.survey(path, module)
+        return View(look, ran)
 
     def state(self, scope: Scope, view: View) -> State:
         """The state of a view. If weights changed, the entries of the old ones are dropped: they never come back."""

@@ -6,12 +6,12 @@ makes a miss, too little a stale embedding.
 
 from __future__ import annotations
 
-import itertools
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
@@ -60,7 +60,7 @@ class Look(Survey):
                 code.settle()
             self._end(None)
         if old is not None:
-            self._sums = {name: known for name, known in old._sums.copy().items() if name not in old.suspects}
+            self._keep_sums(old)
         self._code, self._known = None, dict[str, Survey]()
 
     def _look(self, pipeline: Any, old: Look | None) -> None:
@@ -75,9 +75,6 @@ class Look(Survey):
         self._paths: list[str] = []
         self._values: list[Any] = []  # modules by weak reference
         self._ids: list[int] = []
-        self._spaces: list[Mapping[str, Any]] = []
-        self._functions: list[types.FunctionType] = []
-        self._firsts: list[tuple[Mapping[str, Any], str]] = []
         self._seen[id(pipeline)] = 0, pipeline
         self._pending: list[tuple[str, Any]] = [("", pipeline)]
         self._follow()
@@ -86,14 +83,12 @@ class Look(Survey):
             self._follow()
         if self._code.is_blind:
             self.unseen |= self.modules.keys()
-        self._hooks = _process_hooks()
         self._open("hooks of all modules")
-        self._words.append(repr(self._hooks))
-        self._quick_was = self._quick()
+        self._probe(_process_hooks, None)
 
     def now(self) -> Look | None:
         """The look as of now: this one if all is as it was, a copy if plain values changed, None if more did."""
-        if self.suspects or self._quick() != self._quick_was or not self.holds():
+        if not self.holds():
             return None
         ids = [id(space.get(name, ABSENT)) for space, name in self._slots]
         if ids == self._ids:
@@ -123,6 +118,11 @@ class Look(Survey):
         both = [(part, parts[path]) for path, part in self.parts.items() if path in parts]
         return super().moved(now).union(*[was.moved(part) for was, part in both if was is not part])
 
+    def module(self, path: str) -> nn.Module | None:
+        """The module that is held there."""
+        held = self.modules.get(path)
+        return None if held is None else held()
+
     def root_of(self, module: nn.Module) -> tuple[str, nn.Module] | None:
         """The outermost module that is held and that ``module`` is or is in, with its path."""
         roots = [(path, root) for path, held in self.modules.items() if (root := held()) is not None]
@@ -139,9 +139,11 @@ class Look(Survey):
         root, _, name = path.rpartition(".")
         return (self.parts[root].value if root in self.parts else None), name
 
-    def holding(self) -> list[Any]:
-        """All through which it keeps something alive."""
-        return [*super().holding(), self._slots, self._spaces, self._firsts, self._values]
+    def release(self) -> None:
+        """Keep nothing alive any more."""
+        super().release()
+        self._slots.clear()
+        self._values.clear()
 
     def _with(self, changed: list[tuple[int, Any]]) -> Look:
         """A copy with other plain values."""
@@ -159,15 +161,6 @@ class Look(Survey):
         new._digests = {without: known for without, known in self._digests.copy().items() if paths <= without}
         return new
 
-    def _quick(self) -> Any:
-        weights = [space[name] for space, name in self._firsts]
-        return (
-            [*itertools.chain.from_iterable(self._spaces)],
-            [(weight.dtype, weight.device) for weight in weights],
-            [(function.__code__, function.__defaults__) for function in self._functions],
-            _process_hooks(),
-        )
-
     def _follow(self) -> None:
         while self._pending:
             self._attributes(*self._pending.pop(0))
@@ -179,7 +172,7 @@ class Look(Survey):
         spaces = [held] if isinstance(held, dict) else []
         if is_module:
             spaces += [owner.__dict__[name] for name in _REGISTRIES]
-        self._spaces += spaces
+        self.watch.tables += spaces
         for space in spaces:
             takes_all = code.makes_names and (not is_module or path == "")
             names = {name for name in space if isinstance(name, str)} if takes_all else space.keys() & code.names
@@ -218,12 +211,10 @@ class Look(Survey):
         if any(vars(part).get("_compiled_call_impl") for part in parts):  # does not tell that it runs
             self.unseen.add(path)
         first = next(_floating(parts), None)
-        self._firsts += [] if first is None else [first]
         self._open(f"{path}{IDLE}")
         self._own(module, type(module).__qualname__)
         if first is not None:
-            weight = first[0][first[1]]
-            self._words += [str(weight.dtype), str(weight.device)]
+            self._probe(_place, first)
         self._open(outer)
         self._pending.append((path, module))
 
@@ -237,10 +228,7 @@ class Look(Survey):
 
     def _function(self, function: types.FunctionType, path: str) -> None:
         self._code.read(function)
-        self._functions.append(function)
-        objects, self._objects = self._objects, []
         super()._function(function, path)
-        self._objects = objects + self._objects[1:]  # its code and defaults are compared by themselves
 
     def _parts(self, value: Any, path: str) -> None:
         kind = type(value)
@@ -294,6 +282,11 @@ def _floating(modules: list[nn.Module]) -> Iterator[tuple[Mapping[str, Any], str
                     yield vars(module)[registry], name
 
 
+def _place(where: tuple[Mapping[str, Any], str]) -> tuple[torch.dtype, torch.device]:
+    weight = where[0][where[1]]
+    return weight.dtype, weight.device
+
+
 def _counts_whole(kind: type) -> bool:
     """Whether objects of a class are tokenizers, or processors of transformers."""
     if issubclass(kind, (nn.Module, dict, type, types.FunctionType)):
@@ -307,7 +300,7 @@ def _plain_attributes(value: Any) -> str:
     return repr(sorted([(k, v) for k, v in getattr(value, "__dict__", {}).items() if is_plain(v)], key=str))
 
 
-def _process_hooks() -> tuple[int, ...]:
+def _process_hooks(_: None) -> tuple[int, ...]:
     """Forward hooks of all modules of the process, but for that of encodes."""
     hooks = {**torch_module._global_forward_pre_hooks, **torch_module._global_forward_hooks}
     return tuple([number for number, hook in hooks.items() if getattr(hook, "__name__", "") != "note_run"])

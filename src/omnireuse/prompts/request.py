@@ -99,8 +99,7 @@ class Request:
                 self._own = value = call.function(*self._args, **self._kwargs)
             scope, after, left = encoding.found()
             if _have_drawn(drawn):
-                is_training = any(survey.any_layer("training") for survey in after.ran.values())
-                raise UnkeyableError("training" if is_training else "random", self._label)
+                raise UnkeyableError("training" if after.is_training() else "random", self._label)
             if _requires_grad(value):
                 raise UnkeyableError("gradient", f"{self._label}: a hit would have none; its encoder is in training")
         except UnkeyableError as error:

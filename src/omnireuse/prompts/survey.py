@@ -1,9 +1,4 @@
-"""Everything that one value holds: compared cheaply, and known by its content.
-
-`gc.get_referents` lists what many objects refer to in one call: the class, attributes, hooks, layers and weights of
-each layer of an encoder. As long as this list is the same, and every tensor has its version and address, nothing
-changed. Else the value is surveyed anew, and its content decides.
-"""
+"""Everything that one value holds, by its content. A `Watch` tells whether it has to be surveyed anew."""
 
 from __future__ import annotations
 
@@ -11,7 +6,6 @@ import array
 import collections
 import contextlib
 import functools
-import gc
 import itertools
 import logging
 import operator
@@ -30,8 +24,9 @@ from torch import nn
 from omnireuse.prompts.checksum import tensor_checksum
 from omnireuse.prompts.code import cell_content, code_digest, functions_of
 from omnireuse.prompts.keys import UnkeyableError, digest_of, freeze, is_plain
+from omnireuse.prompts.watch import Watch
 
-__all__ = ["CONTAINERS", "Survey", "Words", "checked", "plain_word", "slots_of", "suspect_stepped"]
+__all__ = ["CONTAINERS", "Survey", "Words", "checked", "plain_word", "slots_of"]
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")  # those of the backward pass and of state_dict change no output
@@ -55,7 +50,6 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, torch.Generator)  # a
 _MEMORIES = frozenset({"cache", "deprecation_warnings"})  # of tokenizers: words that were split, what was said once
 _MAX_VALUES = 50_000
 _MAX_WATCHED = 5_000  # of one container of a tokenizer: a larger vocabulary is read once
-_alive: weakref.WeakSet[Survey] = weakref.WeakSet()
 _lock = threading.RLock()
 
 Words = tuple[Any, ...]
@@ -85,12 +79,11 @@ class Survey:
 
     Attributes:
         items: what each attribute holds, in words, by path.
-        tensors: all of them.
         parameters: paths of those that are parameters.
         containers: ids of attributes that are containers, by path.
         identities: ids of the modules that are surveyed.
         kinds: classes of the modules.
-        suspects: ids of tensors that may have another content at the same version and address.
+        watch: what tells that all of it is as it was.
 
     Raises:
         UnkeyableError: something can change unseen.
@@ -114,46 +107,35 @@ class Survey:
         self._seen: dict[int, tuple[int, Any]] = {}
         self._pins: dict[int, tuple[Any, int]] = {}
         self._old_pins = {} if old is None else old._pins
-        self._layers: list[Any] = []  # with their attributes, layers, weights and hooks, if any
-        self._empty: list[Any] = []
-        self._objects: list[Any] = []  # everything else; types and keys count as well
-        self._tables: list[Any] = []
-        self._wrappers: list[torch.Tensor] = []
-        self._probes: list[tuple[Any, Any]] = []
+        self.watch = Watch()
         self._sums: dict[int, tuple[Any, ...]] = {}
         self._groups: dict[str, list[Any]] = {}
-        self.tensors: list[torch.Tensor] = []
         self._places: list[str] = []
         self.parameters: set[str] = set()
         self.containers: dict[str, int] = {}
         self.kinds: dict[type, None] = {}
         self.identities: frozenset[int] = frozenset()
-        self.suspects: set[int] = set()
         self._digests: dict[Any, Any] = {}
 
     def _end(self, old: Survey | None) -> None:
-        with _lock:
-            _alive.add(self)
-        with torch._C.DisableTorchFunction():
-            self._was = [look(self) for look in _LOOKS]
+        self.watch.start()
         self.items: dict[str, Words] = {path: tuple(words) for path, words in self._groups.items()}
         self._words, self._seen, self._groups, self._old_pins, self._pipeline = [], {}, {}, {}, None
         # If a layer changed, its weights may have, too: PEFT merges adapters through `tensor.data`, uncounted.
         if old is not None and all(map(_is_count, _differing(self.items, old.items))):
-            self._sums = {name: known for name, known in old._sums.copy().items() if name not in old.suspects}
+            self._keep_sums(old)
+
+    def _keep_sums(self, old: Survey) -> None:
+        self._sums = {name: known for name, known in old._sums.copy().items() if name not in old.watch.suspects}
 
     def holds(self) -> bool:
-        """Whether all is as it was. Cost: 0.25 us for each tensor of a transformer, its layer included."""
-        if self.suspects:
-            return False
-        try:
-            with torch._C.DisableTorchFunction():
-                for look, was in zip(_LOOKS, self._was, strict=True):
-                    if look(self) != was:
-                        return False
-        except Exception:  # what cannot be compared, or cannot be read any more, is not the same
-            return False
-        return True
+        """Whether all is as it was."""
+        return self.watch.holds()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors."""
+        return self.watch.tensors
 
     @property
     def value(self) -> Any:
@@ -163,7 +145,8 @@ class Survey:
     def sums(self) -> dict[str, tuple[Any, ...]]:
         """Checksums of all tensors by path, on whatever device they are. Cost: reads each changed one once."""
         found: dict[str, tuple[Any, ...]] = {}
-        for tensor, path, version, address in zip(self.tensors, self._places, *self._was[:2], strict=True):
+        weights = zip(self.tensors, self._places, self.watch.versions, self.watch.addresses, strict=True)
+        for tensor, path, version, address in weights:
             known = self._sums.get(id(tensor))
             if known is None or known[:2] != (version, address):
                 known = self._sums[id(tensor)] = (version, address, _content(tensor))
@@ -196,18 +179,19 @@ class Survey:
         changed = {path for path in was.keys() | sums.keys() if was.get(path) != sums.get(path)}
         return changed | {path for path, *_ in _differing(self.items, now.items)}
 
-    def holding(self) -> list[Any]:
-        """All through which it keeps something alive."""
-        compared = [self._layers, self._empty, self._objects, self._tables, self._wrappers, self._probes, self._was]
-        return [*compared, self.tensors, self._sums, self._pins]
-
-    def any_layer(self, name: str) -> bool:
-        """Whether an attribute of any layer is true."""
-        return any(type(each) is dict and each.get(name) for each in self._layers)
+    def release(self) -> None:
+        """Keep nothing alive any more."""
+        for each in (self.watch, self._sums, self._pins):
+            each.clear()
 
     def _weakly(self, module: nn.Module) -> weakref.ref[nn.Module]:
         this = weakref.ref(self)
-        return weakref.ref(module, lambda _: _release(this()))
+
+        def release(_: Any) -> None:
+            if (survey := this()) is not None:
+                survey.release()
+
+        return weakref.ref(module, release)
 
     def _open(self, path: str, value: Any = None) -> None:
         """What follows belongs to this path, the value first."""
@@ -219,19 +203,20 @@ class Survey:
         modules = dict(root.named_modules())
         self._seen = {id(module): (number, module) for number, module in enumerate(modules.values())}
         self.identities = frozenset(self._seen)
-        self._probes.append((_kind, self._held))
+        self.watch.probes.append((_kind, self._held))
         for place, module in modules.items():
             inside, held = f"{path}.{place}" if place else path, vars(module)
             self._open(inside)
             self._own(type(module))
             if type(module) not in self.kinds:
                 self.kinds[type(module)], forward = None, type(module).forward
+                self.watch.probes.append((_forward, type(module)))
                 self._own(forward, code_digest(forward) if isinstance(forward, types.FunctionType) else "")
-            self._layers += [held] if module is root else [module, held]
+            self.watch.layers += [held] if module is root else [module, held]
             self._words.append(f"{held.get('training')}")
             for name in (*_REGISTRIES, *_HOOKS):
                 entries = held.get(name, {})
-                (self._layers if entries else self._empty).append(entries)
+                (self.watch.layers if entries else self.watch.empty).append(entries)
                 for key, entry in entries.items():
                     if getattr(entry, "__module__", None) != _CAPTURES:
                         self._open(f"{inside}.{key if type(key) is str else name}")
@@ -270,7 +255,7 @@ class Survey:
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         self._own(type(tensor))
         if attributes := getattr(tensor, "__dict__", None):
-            self._wrappers.append(tensor)
+            self.watch.objects.append(attributes)
             self._each(attributes, path)
         if hasattr(tensor, "__tensor_flatten__"):  # torch swaps wrappers when their module moves; the values are inside
             self._each({name: getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]}, path)
@@ -278,7 +263,7 @@ class Survey:
             raise UnkeyableError("uncounted", path)
         else:
             self._words.append(f"{tensor.dtype} {tuple(tensor.shape)}")
-            self.tensors.append(tensor)
+            self.watch.tensors.append(tensor)
             self._places.append(self._path)
             if isinstance(tensor, nn.Parameter):
                 self.parameters.add(self._path)
@@ -299,10 +284,10 @@ class Survey:
         elif isinstance(value, types.FunctionType):
             self._function(value, path)
         elif isinstance(value, types.MethodType):
-            self._objects.append(value)
+            self.watch.objects.append(value)
             self._each([value.__func__, value.__self__], path)
         elif isinstance(value, functools.partial):
-            self._objects.append(value)
+            self.watch.objects.append(value)
             self._each([value.func, value.args, value.keywords], path)
         elif isinstance(value, (staticmethod, classmethod, property, functools.cached_property)):
             self._each(list(functions_of(value)), path)
@@ -314,7 +299,8 @@ class Survey:
     def _function(self, function: types.FunctionType, path: str) -> None:
         self._own(function, code_digest(function))
         cells = function.__closure__ or ()
-        self._objects += [function, *cells]
+        self.watch.probes.append((_code, function))
+        self.watch.objects += cells
         self._each([*map(cell_content, cells), function.__defaults__, function.__kwdefaults__], path)
 
     def _parts(self, value: Any, path: str) -> None:
@@ -335,11 +321,11 @@ class Survey:
             self._own(value, None)
         if type(held) is dict:
             self._is_tokenizer = outer or callable(getattr(kind, "batch_decode", None))
-            self._objects += [value, held]
-            self._tables.append(held)
+            self.watch.objects += [value, held]
+            self.watch.tables.append(held)
             attributes |= {name: each for name, each in held.items() if not (self._is_tokenizer and name in _MEMORIES)}
         if attributes:
-            self._objects.append(value)
+            self.watch.objects.append(value)
         if attributes and path == self._root:
             for name, each in attributes.items():
                 self._open(f"{path}.{name}", each)
@@ -349,8 +335,8 @@ class Survey:
         self._is_tokenizer = outer
 
     def _container(self, value: Any, path: str) -> None:
-        self._objects.append(value)
-        self._tables += [value] if isinstance(value, dict) else []
+        self.watch.objects.append(value)
+        self.watch.tables += [value] if isinstance(value, dict) else []
         self._each(sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value, path)
 
     def _each(self, values: Any, path: str) -> None:
@@ -378,27 +364,12 @@ class Survey:
 
     def _probe(self, look: Any, thing: Any) -> None:
         """A thing that tells by a function what it is."""
-        self._probes.append((look, thing))
+        self.watch.probes.append((look, thing))
         self._words.append(repr(look(thing)))
 
 
-def _referents(survey: Survey) -> tuple[list[Any], list[type]]:
-    values = gc.get_referents(*survey._objects, *map(vars, survey._wrappers))
-    return values, list(map(type, values))
-
-
-_version = operator.attrgetter("_version")
-_LOOKS: tuple[Callable[[Any], Any], ...] = (
-    lambda s: list(map(_version, s.tensors)),
-    lambda s: list(map(torch.Tensor.data_ptr, s.tensors)),
-    lambda s: gc.get_referents(*s._layers),
-    lambda s: any(s._empty),
-    _referents,
-    lambda s: list(itertools.chain.from_iterable(s._tables)),
-    lambda s: [look(thing) for look, thing in s._probes],
-    lambda s: [kind.forward for kind in s.kinds],
-)
-"""What the cheap comparison looks at: first the versions and addresses of tensors."""
+_forward = operator.attrgetter("forward")
+_code = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 def plain_word(value: Any) -> str:
@@ -439,22 +410,6 @@ def slots_of(value: Any) -> dict[str, Any]:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 found[name] = getattr(value, name)
     return found
-
-
-def _release(survey: Survey | None) -> None:
-    """Let go of what a module held."""
-    if survey is not None:
-        survey.suspects.add(0)
-        for each in survey.holding():
-            each.clear()
-
-
-def suspect_stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    """A hook after the steps of all optimizers: a fused one changes weights without a new version (torch 2.13)."""
-    stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-    with _lock:
-        for survey in _alive:
-            survey.suspects |= stepped.intersection(map(id, survey.tensors))
 
 
 _numbers = itertools.count()

@@ -121,8 +121,13 @@ class View(NamedTuple):
         return (self.ran[root] if root else self.look).content(path)
 
     def wants_gradients(self) -> bool:
-        """Whether a module that ran is in training."""
+        """Whether a weight of a module that ran requires a gradient."""
         return any(tensor.requires_grad for survey in self.ran.values() for tensor in survey.tensors)
+
+    def is_training(self) -> bool:
+        """Whether a layer that ran is in training mode."""
+        modules = [module for survey in self.ran.values() if (module := survey.value) is not None]
+        return any(layer.training for module in modules for layer in module.modules())
 
     def device(self) -> torch.device | None:
         """Where the first weight is now; None without weights."""

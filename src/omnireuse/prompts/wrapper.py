@@ -15,7 +15,7 @@ from omnireuse.prompts.encoding import is_encoding
 from omnireuse.prompts.entry import CACHE_MISS
 from omnireuse.prompts.keys import UnkeyableError
 from omnireuse.prompts.request import Request
-from omnireuse.prompts.survey import suspect_stepped
+from omnireuse.prompts.watch import suspect_stepped
 
 __all__ = ["CachedEncodePrompt"]
 

@@ -51,7 +51,7 @@ class ReferenceAxis(Extension):
             return ReferenceCalls(full=self._counts["full"], lean=self._counts["lean"], kept_bytes=self._most)
 
     @property
-    def lean_shadows(self) -> int:
+    def lean_trials(self) -> int:
         """Lean calls of runs beside pictures so far."""
         return self._counts["lean shadow"]
 

@@ -18,7 +18,7 @@ from omnireuse.loop.events import Audit, FellBack
 from omnireuse.tuning.full_run import relative_errors
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.replay import Replay
-from omnireuse.tuning.shadows import called_again
+from omnireuse.tuning.trials import replayed
 
 __all__ = ["Auditor"]
 
@@ -73,7 +73,7 @@ class Auditor(Extension):
             region = StepRegion(stepper=Recording(None, 0, keeps=False))
             return Chosen(strategy=FULL, region=region, kind="shadow")
 
-        called_again(session, replay, proceed, choose)
+        replayed(session, replay, proceed, choose)
         full = session.final
         if full is None or full.shape != made.shape:
             raise StateError("a second call with the same arguments has other latents")

@@ -30,8 +30,9 @@ from omnireuse.tuning.lean import REFERENCES, LeanSearch
 from omnireuse.tuning.own_work import OwnWork
 from omnireuse.tuning.pulse import StoppedError
 from omnireuse.tuning.recording import Recording
+from omnireuse.tuning.search import MOST_WORK, Search
 from omnireuse.tuning.store import Measured, Store, Tried
-from omnireuse.tuning.trials import MOST_WORK, MeasuredCall, Pausing, Search, Shadows, finished
+from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials, finished
 
 __all__ = ["MOST_FAILURES", "Entry", "Shared"]
 
@@ -266,19 +267,19 @@ class Entry:
         logger.info("pictures of a configuration are set aside: %d others are measured", MOST_MEASURED)
         self.note()
 
-    def go_on(self, shadows: Shadows) -> None:
+    def go_on(self, trials: Trials) -> None:
         """Make trial runs that are due and that the ledger allows, for about as long as the picture took; once all is
         tried, decide. What is not finished goes on after the next picture of the configuration."""
-        finished(self.going_on(shadows, is_patient=False))
+        finished(self.going_on(trials, is_patient=False))
 
-    def going_on(self, shadows: Shadows, *, is_patient: bool = True) -> Pausing[None]:
+    def going_on(self, trials: Trials, *, is_patient: bool = True) -> Pausing[None]:
         """The work of `go_on` in parts, between which the host may pause.
 
         Args:
             is_patient: whether nobody waits for it, so that it may take as long as it takes.
         """
         agreement = self.shared.agreement
-        waits, failure = yield from self._tried(shadows, is_patient or self.shared.measures_all)
+        waits, failure = yield from self._tried(trials, is_patient or self.shared.measures_all)
         if (failure := agreement.of_any(failure)) is not None:
             self.failed(failure)
             return
@@ -299,11 +300,11 @@ class Entry:
             self.drop()
             self.release()
 
-    def _tried(self, shadows: Shadows, is_patient: bool) -> Pausing[tuple[str, OmniReuseError | None]]:
+    def _tried(self, trials: Trials, is_patient: bool) -> Pausing[tuple[str, OmniReuseError | None]]:
         """Make trial runs; return why others wait, and the error of one, which ends no picture."""
         try:
             with self.shared.own_work():
-                return (yield from self._trying(shadows, is_patient)), None
+                return (yield from self._trying(trials, is_patient)), None
         except StoppedError as stopped:
             logger.info("trial runs have ended, and go on after another picture: %s", stopped)
             return GOES_ON, None
@@ -322,7 +323,7 @@ class Entry:
                 raise
             self.failed(error)
 
-    def _trying(self, shadows: Shadows, is_patient: bool) -> Pausing[str]:
+    def _trying(self, trials: Trials, is_patient: bool) -> Pausing[str]:
         """Make trial runs; return why others wait, empty if none do."""
         if self.search is None:
             kept = self.tried.get(len(self.budget.steps))
@@ -341,7 +342,7 @@ class Entry:
             if not (is_patient or is_first or self._ends_by(until, due.cost)):
                 return GOES_ON
             before, begun = self.search.runs, monotonic()
-            yield from due.make(shadows)
+            yield from due.make(trials)
             self._spend((self.search.runs - before) * self.work)
             if due.cost:
                 is_first, self.pace = False, (monotonic() - begun) / due.cost

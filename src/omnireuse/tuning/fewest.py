@@ -16,17 +16,8 @@ from omnireuse.profiles.coverage import bound_of_few
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import JUDGED, Budget
 from omnireuse.tuning.full_run import relative_errors
-from omnireuse.tuning.trials import (
-    Candidate,
-    Followed,
-    GivenSteps,
-    MeasuredCall,
-    Pausing,
-    Search,
-    Shadows,
-    TrialRun,
-    whole,
-)
+from omnireuse.tuning.search import Candidate, CandidateRecord, DueTrial, GivenSteps, Search
+from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials
 
 __all__ = ["FewestSteps", "bounds", "count_for", "search_for"]
 
@@ -73,14 +64,14 @@ class FewestSteps(Search):
         self._tried: dict[int, Candidate] = {}
         self._trying: Candidate | None = None
 
-    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> TrialRun | None:
+    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> DueTrial | None:
         """First, how many steps are computed without a plan. The first plan follows the pictures as they come, unless
         it misses in those that it was fitted to; once all are measured, others do. All trial runs take no more work
         than the full runs."""
         if self._rule is not None and not self._untuned:
-            return TrialRun(1.0, partial(self._follow_rule, calls[0]))
+            return DueTrial(1.0, partial(self._follow_rule, calls[0]))
         if self._quality is not None and len(self._pictures) < len(calls):
-            return TrialRun(0.0, partial(self._look, calls))
+            return DueTrial(0.0, partial(self._look, calls))
         candidate = self._trying
         is_missed = candidate is not None and self._misses_fitted(candidate)
         if candidate is None or candidate.calls == len(calls) or is_missed:
@@ -93,7 +84,7 @@ class FewestSteps(Search):
         if candidate is None:
             return None
         cost = candidate.cost(calls[candidate.calls :][:1])
-        return TrialRun(cost, partial(self._try, candidate, calls, candidate.calls))
+        return DueTrial(cost, partial(self._try, candidate, calls, candidate.calls))
 
     def _next(self, calls: Sequence[MeasuredCall]) -> Candidate | None:
         """The plan to try next; None if the search has ended, or would take too much work."""
@@ -110,20 +101,20 @@ class FewestSteps(Search):
         runs = max(len(calls), -(-JUDGED // calls[0].full.pictures), 2)
         return None if self.runs + runs * candidate.cost(calls) > runs else candidate
 
-    def _follow_rule(self, call: MeasuredCall, shadows: Shadows) -> Pausing[None]:
+    def _follow_rule(self, call: MeasuredCall, trials: Trials) -> Pausing[None]:
         assert self._rule is not None, "a tolerance is asked for"
         strategy = Strategy(policy=self._rule, forecaster=Blend())
-        made = yield from whole(shadows.follow(call, strategy, ALWAYS))
+        made = yield from trials.follow(call, strategy, ALWAYS)
         self._computed = ALWAYS + made.computed / call.full.calls
         self._untuned = relative_errors(made.latents, call.full.final)
         self.runs += made.computed / call.full.calls / self._total
 
-    def _see(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> None:
+    def _see(self, calls: Sequence[MeasuredCall], trials: Trials) -> None:
         if self._quality is not None:
-            super()._see(calls, shadows)
+            super()._see(calls, trials)
 
-    def _look(self, calls: Sequence[MeasuredCall], shadows: Shadows) -> Pausing[None]:
-        self._see(calls, shadows)
+    def _look(self, calls: Sequence[MeasuredCall], trials: Trials) -> Pausing[None]:
+        self._see(calls, trials)
         self._untuned = [0.0] * sum(call.full.pictures for call in calls)
         if any(each is None for each in self._pictures.values()):
             raise UnsupportedModelError(
@@ -160,7 +151,7 @@ def search_for(
     calls: Sequence[MeasuredCall],
     earlier: Sequence[OutputProducts],
     pictures: int,
-    kept: Sequence[Followed],
+    kept: Sequence[CandidateRecord],
 ) -> Search:
     """The search for a budget; arguments as of `GivenSteps`.
 

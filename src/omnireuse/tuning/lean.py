@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
 
 import msgspec
 
-from omnireuse.loop.strategy import Strategy
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import SHORT_ERROR, Budget
 from omnireuse.tuning.full_run import relative_errors
-from omnireuse.tuning.trials import Followed, MeasuredCall, Pausing, Search, Shadow, Shadows, TrialRun
+from omnireuse.tuning.search import CandidateRecord, DueTrial, Search
+from omnireuse.tuning.trials import MeasuredCall, Pausing, SessionTrials, Trials
 
 __all__ = ["REFERENCES", "LeanSearch"]
 
@@ -23,13 +22,6 @@ CANDIDATES = (0, 4, 2)
 MOST_GROWTH = 10 ** (2 / 20)
 """What a plan's error in a measured picture may be multiplied by: 2 dB. If every step is computed, `SHORT_ERROR` is the
 limit."""
-
-
-class LeanShadows(Shadows, Protocol):
-    """Shadows on a pipeline whose denoiser may get references."""
-
-    def lean(self, call: MeasuredCall, strategy: Strategy, full_every: int) -> Shadow | None:
-        """Follow a strategy with full and lean calls; None if the call has no references."""
 
 
 class LeanSearch(Search):
@@ -48,7 +40,7 @@ class LeanSearch(Search):
         """With the first candidate that is left, of each picture so far."""
         self._calls = 0
 
-    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> TrialRun | None:
+    def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> DueTrial | None:
         """The trial run that comes next: those of the other candidates first, then those with lean calls."""
         if (due := self._inner.due(calls, is_whole=is_whole)) is not None:
             return due._replace(make=partial(self._try_other, due.make))
@@ -57,20 +49,19 @@ class LeanSearch(Search):
         self._left = [each for each in self._left if plan is None or each < len(plan.steps)]
         if plan is None or not self._left or self._calls == len(calls):
             return None
-        return TrialRun(len(plan.steps) / self._total, partial(self._try_lean, plan, calls))
+        return DueTrial(len(plan.steps) / self._total, partial(self._try_lean, plan, calls))
 
-    def _try_other(self, make: Callable[[Shadows], Pausing[None]], shadows: Shadows) -> Pausing[None]:
+    def _try_other(self, make: Callable[[Trials], Pausing[None]], trials: Trials) -> Pausing[None]:
         before = self._inner.runs
-        yield from make(shadows)
+        yield from make(trials)
         self.runs += self._inner.runs - before
 
-    def _try_lean(self, plan: Plan, calls: Sequence[MeasuredCall], shadows: LeanShadows) -> Pausing[None]:
+    def _try_lean(self, plan: Plan, calls: Sequence[MeasuredCall], trials: SessionTrials) -> Pausing[None]:
         call = calls[self._calls]
-        made = shadows.lean(call, plan.strategy(self._noises), self._left[0])
+        made = yield from trials.lean(call, plan.strategy(self._noises), self._left[0])
         if made is None:
             self._left.clear()
             return
-        yield
         self.runs += made.computed / call.full.calls / self._total
         assert plan.evidence is not None, "it was tried"
         own = plan.evidence.errors[-sum(each.full.pictures for each in calls) :][len(self._errors) :]
@@ -104,7 +95,7 @@ class LeanSearch(Search):
         return self._inner.left(calls) or super().left(calls)
 
     @property
-    def kept(self) -> tuple[Followed, ...]:
+    def kept(self) -> tuple[CandidateRecord, ...]:
         """What later processes may go on with: lean calls are tried anew."""
         return self._inner.kept
 

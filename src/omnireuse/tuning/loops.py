@@ -15,22 +15,19 @@ import torch.distributed as dist
 
 from omnireuse.errors import OmniReuseError
 from omnireuse.hooks.run import RunStart
-from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.loop.strategy import Strategy
-from omnireuse.planning.fit import WeightFit
-from omnireuse.policies import Steps
 from omnireuse.policies.base import Policy
 from omnireuse.summary.summary import Promise
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.replay import unchanged_random_states
-from omnireuse.tuning.shadows import Beside, Led
-from omnireuse.tuning.trials import MeasuredCall, Pausing, Shadow
+from omnireuse.tuning.steppers import TrialStepper
+from omnireuse.tuning.trials import MeasuredCall, Pausing, StepperOf, TrialResult, Trials
 from omnireuse.tuning.tuner import HostTuner
 
-__all__ = ["OFF", "Loop", "LoopShadows", "LoopTuner", "MeasuredLoop", "RequestPlan"]
+__all__ = ["OFF", "LoopTrials", "LoopTuner", "MeasuredLoop", "RepeatableLoop", "RequestPlan"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -61,7 +58,7 @@ class RequestPlan:
 OFF = RequestPlan(strategy=None, name="off")
 
 
-class Loop(ABC):
+class RepeatableLoop(ABC):
     """A denoising loop as it is before its first step, so that it can be made again."""
 
     @property
@@ -107,7 +104,7 @@ class MeasuredLoop(Recording):
         loop: a copy, as it was before its first step.
     """
 
-    def __init__(self, entry: Entry, loop: Loop) -> None:
+    def __init__(self, entry: Entry, loop: RepeatableLoop) -> None:
         self.entry, self.loop = entry, loop.twin()
         start = self.loop.start
         super().__init__(start.scheduler, start.total or 0)
@@ -119,8 +116,8 @@ class MeasuredLoop(Recording):
 
 
 @dataclass(frozen=True)
-class LoopShadows:
-    """Shadows of loops, as `Shadows`. Each call's `replay` is its `Loop`, and latents are compared.
+class LoopTrials(Trials):
+    """Trial runs of loops. Each call's `replay` is its `RepeatableLoop`, and latents are compared.
 
     Attributes:
         host: what the engine makes its loops with.
@@ -128,26 +125,17 @@ class LoopShadows:
 
     host: Any = None
 
-    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Pausing[Shadow]:
-        again: Loop = call.replay.twin()
-        return self._made(again, Beside(call.full, first_reused, Generation(strategy, again.start.levels)))
-
-    def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Pausing[Shadow]:
-        again: Loop = call.replay.twin()
-        return self._made(again, Beside(call.full, fit.first_gap, Led(fit, call.full, again.start.scheduler)))
-
-    def arrive(self, call: MeasuredCall) -> Shadow:
-        return Shadow(0, call.full.final)
-
-    def _made(self, again: Loop, beside: Beside) -> Pausing[Shadow]:
-        latents = yield from again.run(beside, self.host)
-        return Shadow(beside.computed, latents)
+    def run(self, call: MeasuredCall, first_reused: int, stepper: StepperOf) -> Pausing[TrialResult]:
+        again: RepeatableLoop = call.replay.twin()
+        trial = TrialStepper(call.full, first_reused, stepper(again.start))
+        latents = yield from again.run(trial, self.host)
+        return TrialResult(trial.computed, latents)
 
 
 class LoopTuner(HostTuner):
     """Chooses what each loop of one host does. No picture fails because tuning does."""
 
-    def find(self, policy: Policy, loop: Loop, **apart: str) -> Entry:
+    def find(self, policy: Policy, loop: RepeatableLoop, **apart: str) -> Entry:
         """The entry of a loop under the untuned default.
 
         Args:
@@ -165,7 +153,7 @@ class LoopTuner(HostTuner):
         with self._registry.own_work():
             return self._registry.find(*self._registry.known(policy, loop.start, configuration))
 
-    def choose(self, plan: RequestPlan, loop: Loop, host: Any = None) -> RequestPlan:
+    def choose(self, plan: RequestPlan, loop: RepeatableLoop, host: Any = None) -> RequestPlan:
         """The plan of a loop that begins: a tuned one, the given one, or one that measures every step.
 
         Shadows of pictures that were all measured before are made first: those that have waited.
@@ -233,16 +221,16 @@ class LoopTuner(HostTuner):
         measured.entry.made(is_full=True)
         return measured.entry.learn(measured, measured.loop)
 
-    def may_measure(self, entry: Entry, loop: Loop, host: Any) -> bool:
+    def may_measure(self, entry: Entry, loop: RepeatableLoop, host: Any) -> bool:
         """Whether the host can measure a loop that is due now."""
         return True
 
     def go_on(self, entry: Entry, host: Any) -> None:
         """Make the shadows that are due: beside a picture that is made if the entry is busy, before one if not."""
         with unchanged_random_states():
-            entry.go_on(LoopShadows(host))
+            entry.go_on(LoopTrials(host))
 
-    def _recording_of(self, entry: Entry, loop: Loop) -> MeasuredLoop | None:
+    def _recording_of(self, entry: Entry, loop: RepeatableLoop) -> MeasuredLoop | None:
         try:
             with self._registry.own_work():
                 measured = MeasuredLoop(entry, loop)

@@ -26,7 +26,7 @@ from omnireuse.policies.base import SAME_NOISE
 from omnireuse.profiles.profile import HEAD, Profile
 from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.trials import Followed
+from omnireuse.tuning.search import CandidateRecord
 
 __all__ = ["DIRECTORY", "SHARED", "Measured", "Store", "Tried", "folder", "read_kept", "read_measured"]
 
@@ -60,7 +60,7 @@ class Tried(Record, frozen=True, kw_only=True):
 
     pictures: int
     runs: float
-    candidates: tuple[Followed, ...]
+    candidates: tuple[CandidateRecord, ...]
 
 
 class _Measured(Record, frozen=True, kw_only=True):

@@ -33,7 +33,7 @@ from omnireuse.tuning.pulse import Pulse
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import Replay, noting_bars
-from omnireuse.tuning.shadows import SessionShadows
+from omnireuse.tuning.trials import SessionTrials
 
 __all__ = ["HostTuner", "Tuner"]
 
@@ -212,7 +212,7 @@ class Tuner(HostTuner, Tunes):
                 computed=attempt.bar.computed,
             )
             measured = None if attempt.entry is None else attempt.entry.configuration
-            self._made(attempt, SessionShadows(self._session, call.proceed, measured, self.references, pulse))
+            self._made(attempt, SessionTrials(self._session, call.proceed, measured, self.references, pulse))
         finally:
             attempt.bar.close()
             if attempt.is_held and attempt.entry is not None:
@@ -297,7 +297,7 @@ class Tuner(HostTuner, Tunes):
             return untuned
         return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
 
-    def _made(self, attempt: _Attempt, shadows: SessionShadows) -> None:
+    def _made(self, attempt: _Attempt, trials: SessionTrials) -> None:
         """Learn from a finished picture if it was measured, and make the trial runs that are due."""
         entry, recording, callback = attempt.entry, attempt.recording, attempt.callback
         if callback.changes:
@@ -319,9 +319,9 @@ class Tuner(HostTuner, Tunes):
                 entry.skip(f"a picture was not measured: {why}")
         elif recording is None:
             entry.finish()
-            entry.go_on(shadows)
+            entry.go_on(trials)
         elif entry.learn(recording, attempt.replay):
-            entry.go_on(shadows)
+            entry.go_on(trials)
         if entry.tuning.state == "ready":
             with self._lock:
                 self._latest = entry

@@ -70,7 +70,7 @@ def test_an_interrupt_before_anything_was_found_leaves_no_trace(monkeypatch: pyt
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(PipelineRunner, "lead", interrupt)
+    monkeypatch.setattr(PipelineRunner, "again", interrupt)
     with pytest.raises(KeyboardInterrupt):
         omnireuse.calibrate(pipeline, PROMPTS, steps=5)
     omnireuse.enable(pipeline).disable()

@@ -12,6 +12,7 @@ import omnireuse
 from omnireuse import Profile
 from omnireuse.calibration.runner import PipelineRunner
 from omnireuse.errors import ConfigError, StateError
+from omnireuse.tuning.search import Candidate
 from reference.load import SAMPLING, load_image_pipeline
 
 PROMPTS = [
@@ -135,14 +136,14 @@ def test_prompts_and_pipeline_in_the_wrong_order_are_told_in_a_sentence(pipeline
 def test_an_interrupt_keeps_what_was_found(
     pipeline: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lead = PipelineRunner.lead
+    follow = Candidate.follow
 
-    def interrupted(runner: PipelineRunner, call: Any, fit: Any, policy: omnireuse.Steps) -> Any:
-        if len(policy.steps) == 6:
+    def interrupted(candidate: Candidate, *args: Any, **kwargs: Any) -> Any:
+        if len(candidate.steps) == 6:
             raise KeyboardInterrupt
-        return lead(runner, call, fit, policy)
+        return follow(candidate, *args, **kwargs)
 
-    monkeypatch.setattr(PipelineRunner, "lead", interrupted)
+    monkeypatch.setattr(Candidate, "follow", interrupted)
     profile = omnireuse.calibrate(pipeline, PROMPTS, steps=8, computed_steps=[4, 6], batch_size=2, **CALL)
     assert not profile.complete
     assert sorted(profile.plans) == [4]

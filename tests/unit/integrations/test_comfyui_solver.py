@@ -14,7 +14,7 @@ from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.planning.fit import WeightFit
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.recording import Recording
-from omnireuse.tuning.shadows import Beside, Led
+from omnireuse.tuning.steppers import FitStepper, TrialStepper
 from omnireuse_engines.comfyui.solver import CallSigmas, Response, measured_response
 from tests.unit.integrations.played_comfyui import Call, Function, Model, Sampler, euler, heun, noisy
 
@@ -108,7 +108,7 @@ def test_a_led_run_arrives_closer_than_held_outputs_and_computes_no_other_steps(
     full = FullRun.of(recording)
     np.testing.assert_allclose(full.products.effects, response.moved[-1], atol=1e-6)
     fit, again = WeightFit((0, 2, 4), STEPS), response_of(solver)
-    run = Run(Beside(full, fit.first_gap, Led(fit, full, again)), again)
+    run = Run(TrialStepper(full, fit.first_gap, FitStepper(fit, full, again)), again)
     led = run.made(solver)
     # Steps 1 and 3 are forecast, and steps 2 and 4 corrected.
     assert [len(weights) for weights in fit.weights[0]] == [0, 1, 2, 2, 3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from omnireuse.tuning.budget import Budget
-from omnireuse.tuning.trials import Candidate, clearly_closest
+from omnireuse.tuning.search import Candidate, clearly_closest
 
 
 def tried(closeness: list[float], errors: list[float]) -> Candidate:

@@ -22,7 +22,7 @@ from omnireuse.policies import ErrorControl
 from omnireuse.profiles.conditions import Conditions
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import Entry
-from omnireuse.tuning.loops import Loop, LoopTuner, MeasuredLoop, RequestPlan
+from omnireuse.tuning.loops import LoopTuner, MeasuredLoop, RepeatableLoop, RequestPlan
 from omnireuse.tuning.recording import FULL
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.store import Store, folder
@@ -41,7 +41,7 @@ _MISS = 1e-2
 
 
 @dataclass(kw_only=True)
-class SamplerLoop(Loop):
+class SamplerLoop(RepeatableLoop):
     """A run of a sampler. ComfyUI's executor of a run of an equal model makes it again.
 
     Attributes:
@@ -264,7 +264,7 @@ class SamplerTuner(LoopTuner):
             finally:
                 guider.model_options = options
 
-    def may_measure(self, entry: Entry, loop: Loop, host: Any) -> bool:
+    def may_measure(self, entry: Entry, loop: RepeatableLoop, host: Any) -> bool:
         """Whether the sampler's use of the model's outputs is known, which the loop is told."""
         assert isinstance(loop, SamplerLoop), "it was given to `choose`"
         if entry.calls:

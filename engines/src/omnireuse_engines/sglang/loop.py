@@ -15,7 +15,7 @@ from omnireuse.hooks.run import RunStart
 from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.loops import Loop
+from omnireuse.tuning.loops import RepeatableLoop
 from omnireuse.tuning.trials import Pausing
 from omnireuse_engines.request import RequestReuse, run_start
 from omnireuse_engines.settings import KEY
@@ -31,7 +31,7 @@ FORMS = ("output", "return_", "save_")
 
 
 @dataclasses.dataclass(frozen=True)
-class StageLoop(Loop):
+class StageLoop(RepeatableLoop):
     """The denoising loop of a request.
 
     Attributes:

@@ -1,40 +1,24 @@
-"""Runs beside a measured one, from the same latents: they follow a strategy, fit weights, or end in its latents."""
+"""What decides the steps of a trial run: it follows another stepper, fits weights, or decodes known latents."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import torch
 
-from omnireuse.errors import ConfigError, StateError
-from omnireuse.hooks.extension import PipelineCall
-from omnireuse.hooks.live import StepRegion
-from omnireuse.hooks.run import Chosen, Region, RunStart
-from omnireuse.hooks.session import Session
+from omnireuse.errors import StateError
 from omnireuse.loop.stepper import NOTHING, Stepper
-from omnireuse.loop.strategy import Strategy
-from omnireuse.pipelines.pictures import pictures_of
 from omnireuse.planning.fit import WeightFit
 from omnireuse.planning.path import branches_of, copied
 from omnireuse.planning.solver import Arithmetic
-from omnireuse.policies import Steps
-from omnireuse.references import ReferenceAxis, References
-from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.pulse import Pulse
-from omnireuse.tuning.recording import FULL
-from omnireuse.tuning.replay import Replay
-from omnireuse.tuning.trials import MeasuredCall, Shadow
 
-__all__ = ["Arrived", "Beside", "Led", "SessionShadows", "called_again"]
-
-FRAMES = 8
-"""Frames of a clip that are compared at most."""
+__all__ = ["DecodeStepper", "FitStepper", "TrialStepper"]
 
 
-class Beside(Stepper):
+class TrialStepper(Stepper):
     """Follows another stepper beside a full run, whose first steps are not computed again.
 
     Args:
@@ -99,7 +83,7 @@ class Beside(Stepper):
             self.latents = latents.detach().clone()
 
 
-class Led(Stepper):
+class FitStepper(Stepper):
     """Fits weights for a schedule, and follows them along the path of the full run.
 
     Args:
@@ -132,7 +116,7 @@ class Led(Stepper):
         return used.to(like.dtype)
 
 
-class Arrived(Stepper):
+class DecodeStepper(Stepper):
     """Computes nothing, and ends in the latents of the full run, whatever its outputs."""
 
     def __init__(self, full: FullRun) -> None:
@@ -151,103 +135,3 @@ class Arrived(Stepper):
     def arrived(self, latents: torch.Tensor | None) -> None:
         if latents is not None and self._full.ends_with(self._step):
             latents.copy_(self._full.final)
-
-
-def called_again(
-    session: Session,
-    replay: Replay,
-    proceed: Callable[..., Any],
-    choose: Callable[[RunStart], Chosen],
-) -> Any:
-    """Make a call of a pipeline again, beside its picture; return what it returns.
-
-    Args:
-        session: at work on the pipeline.
-        replay: of the call.
-        proceed: makes a call of the pipeline.
-        choose: what its runs follow.
-    """
-    outside = session.calls_outside
-    try:
-        return replay.again(
-            session.pipeline, lambda *args, **kwargs: session.make(PipelineCall(proceed, args, kwargs, choose))
-        )
-    finally:
-        session.calls_outside = outside
-
-
-@dataclass
-class SessionShadows:
-    """Shadows of calls of a pipeline, as `Shadows`.
-
-    Attributes:
-        session: at work on the pipeline.
-        proceed: makes a call of the pipeline.
-        configuration: of the measured calls, whose weights the pipeline must have still; None if nothing is measured.
-        references: of the pipeline; None if lean calls are not tried.
-        pulse: of the trial runs; None if nobody can stop them.
-    """
-
-    session: Session
-    proceed: Callable[..., Any]
-    configuration: Configuration | None = None
-    references: ReferenceAxis | None = None
-    pulse: Pulse | None = None
-
-    def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Shadow:
-        """Follow a strategy of region "step"; `first_reused` is its first step that is not computed."""
-        full = call.full
-
-        def beside(start: RunStart) -> Beside:
-            return Beside(full, first_reused, self.session.generation(strategy, start, full.pictures), self.pulse)
-
-        return self._made(call, beside)
-
-    def lead(self, call: MeasuredCall, fit: WeightFit, policy: Steps) -> Shadow:
-        """Fit weights for the steps of a policy along the full run's path, and follow them."""
-        return self._made(
-            call, lambda start: Beside(call.full, fit.first_gap, Led(fit, call.full, start.scheduler), self.pulse)
-        )
-
-    def lean(self, call: MeasuredCall, strategy: Strategy, full_every: int) -> Shadow | None:
-        """Follow a strategy with full and lean calls, all of which are made; None if the call has no references."""
-        full, axis = call.full, self.references
-        assert axis is not None, "lean calls are tried"
-        before = axis.lean_shadows
-        made = self._made(
-            call,
-            lambda start: Beside(full, 0, self.session.generation(strategy, start, full.pictures), self.pulse),
-            references=axis.tuned(full_every),
-        )
-        return made if axis.lean_shadows > before else None
-
-    def arrive(self, call: MeasuredCall) -> Shadow:
-        """Decode the full run's latents again, without a call of the denoisers."""
-        return self._made(call, lambda _: Beside(call.full, 0, Arrived(call.full), self.pulse))
-
-    def _made(
-        self,
-        call: MeasuredCall,
-        stepper: Callable[[RunStart], Beside],
-        *,
-        references: References | None = None,
-    ) -> Shadow:
-        made: list[Beside] = []
-
-        def choose(start: RunStart) -> Chosen:
-            made.append(stepper(start))
-            region: Region = StepRegion(stepper=made[-1])
-            region = region if self.references is None else self.references.wrapped(region)
-            return Chosen(strategy=FULL, region=region, kind="shadow", references=references)
-
-        result = called_again(self.session, call.replay, self.proceed, choose)
-        if len(made) != 1 or (latents := made[0].latents) is None:
-            raise StateError("a second call with the same arguments ends before its last step")
-        if self.configuration is not None and not self.configuration.has_weights_of(self.session.pipeline):
-            raise StateError("the weights of the measured pictures were replaced before or during a trial run")
-        try:
-            found = pictures_of(result, call.full.pictures, where=type(self.session.pipeline).__name__, strict=False)
-            pictures = [each[:: -(-len(each) // FRAMES)] if each.ndim == 4 else each for each in found]
-        except ConfigError:
-            pictures = None  # latents, say: the final latents are compared then
-        return Shadow(made[0].computed, latents, pictures)

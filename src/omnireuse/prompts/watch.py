@@ -1,0 +1,122 @@
+"""Objects that are compared with what they were, in microseconds.
+
+`gc.get_referents` lists what many objects refer to in one call: the class, attributes, hooks, layers and weights of
+each layer of an encoder. As long as this list is the same, and every tensor has its version and address, nothing
+changed.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import operator
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+__all__ = ["Watch", "suspect_stepped"]
+
+_alive: weakref.WeakSet[Watch] = weakref.WeakSet()
+_lock = threading.Lock()
+
+
+class Watch:
+    """A set of objects at one moment. They are added to its lists; then `start` notes what they are.
+
+    Attributes:
+        tensors: known by version and address.
+        layers: dicts and modules, known by what they refer to.
+        empty: containers that hold nothing.
+        objects: known by what they refer to, and by its types.
+        tables: dicts and lists, known by their keys or items.
+        probes: functions, each with what it is called for.
+        suspects: ids of tensors that may have another content at the same version and address.
+        versions, addresses: those of the tensors at the start.
+    """
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.layers: list[Any] = []
+        self.empty: list[Any] = []
+        self.objects: list[Any] = []
+        self.tables: list[Any] = []
+        self.probes: list[tuple[Callable[[Any], Any], Any]] = []
+        self.suspects: set[int] = set()
+        self.versions: list[int] = []
+        self.addresses: list[int] = []
+        self._looks: list[tuple[Callable[[Any], Any], Any, Any]] = []
+
+    def start(self) -> None:
+        """Note what all of them are now."""
+        with _lock:
+            _alive.add(self)
+        with torch._C.DisableTorchFunction():
+            self.versions, self.addresses = _versions(self.tensors), _addresses(self.tensors)
+            looks: list[tuple[Callable[[Any], Any], list[Any]]] = [
+                (_versions, self.tensors),
+                (_addresses, self.tensors),
+                (_layers, self.layers),
+                (any, self.empty),
+                (_objects, self.objects),
+                (_keys, self.tables),
+                (_probed, self.probes),
+            ]
+            self._looks = [(look, things, look(things)) for look, things in looks if things]
+
+    def holds(self) -> bool:
+        """Whether all is as it was. Cost: 0.4 us for each tensor of a transformer, its layer included."""
+        if self.suspects:
+            return False
+        try:
+            with torch._C.DisableTorchFunction():
+                for look, things, was in self._looks:
+                    if look(things) != was:
+                        return False
+        except Exception:  # what cannot be compared, or cannot be read any more, is not the same
+            return False
+        return True
+
+    def clear(self) -> None:
+        """Keep nothing alive any more. It holds no longer."""
+        self.suspects.add(0)
+        for each in (self.tensors, self.layers, self.empty, self.objects, self.tables, self.probes, self._looks):
+            each.clear()
+
+
+def suspect_stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    """A hook after the steps of all optimizers: a fused one changes weights without a new version (torch 2.13)."""
+    stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    with _lock:
+        for watch in _alive:
+            watch.suspects |= stepped.intersection(map(id, watch.tensors))
+
+
+_version = operator.attrgetter("_version")
+
+
+def _versions(tensors: list[torch.Tensor]) -> list[int]:
+    return list(map(_version, tensors))
+
+
+def _addresses(tensors: list[torch.Tensor]) -> list[int]:
+    return list(map(torch.Tensor.data_ptr, tensors))
+
+
+def _layers(layers: list[Any]) -> list[Any]:
+    return gc.get_referents(*layers)
+
+
+def _objects(objects: list[Any]) -> tuple[list[Any], list[type]]:
+    values = gc.get_referents(*objects)
+    return values, list(map(type, values))
+
+
+def _keys(tables: list[Any]) -> list[Any]:
+    return list(itertools.chain.from_iterable(tables))
+
+
+def _probed(probes: list[tuple[Callable[[Any], Any], Any]]) -> list[Any]:
+    return [look(thing) for look, thing in probes]
