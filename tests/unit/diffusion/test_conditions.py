@@ -14,6 +14,7 @@ from peft import LoraConfig
 import omnireuse
 from omnireuse.loop.conditions import Conditions
 from tests.helpers import tiny
+from tests.helpers.sweep import crossed
 from tests.helpers.tiny import Tiny, tensor
 from tests.helpers.waves import Engine, request
 from tests.models.diffusion.pipelines import image
@@ -112,12 +113,12 @@ def other_control() -> Case:
 
 CASES = {
     "prompt": lambda: replaced("prompt_embeds"),
-    "prompt in place": written_in_place,
+    "scale of an IP-Adapter": scaled_adapter,
     "weights of LoRA": swapped_in_place,
     "LoRA of the same name": swapped_by_name,
     "all weights": other_checkpoint,
-    "scale of an IP-Adapter": scaled_adapter,
     "image of a ControlNet": other_control,
+    "prompt in place": written_in_place,
 }
 HOW = {
     "default": {"tune": False},
@@ -133,8 +134,7 @@ def at_step(handle: omnireuse.Handle, step: int, run: int = 1) -> list[bool]:
     return [each.reused for each in handle.events if each.step == step and each.run == run]
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize(("how", "what"), crossed([*HOW], [*CASES]))
 def test_the_step_after_a_change_is_computed_and_nothing_before_it_is_used(what: str, how: str) -> None:
     case = CASES[what]()
     if how in ("blocks", "tail") and not hasattr(case.tiny.pipe, "transformer"):

@@ -23,8 +23,9 @@ from omnireuse.errors import ConfigError
 from omnireuse.tuning import store
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.store import Measured, Store, read_kept
+from tests.helpers.sweep import crossed
 from tests.helpers.tiny import Tiny
-from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import small_flux as tiny_flux
 
 STEPS, COMPUTED = 10, 5
 Document = dict[str, Any]
@@ -259,8 +260,7 @@ def test_a_value_with_a_checksum_of_its_own_is_followed_or_refused(plans: tuple[
             plan.strategy(profile.coordinates)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("seal", [True, False], ids=["sealed", "unsealed"])
+@pytest.mark.parametrize(("seed", "seal"), crossed(range(3), [True, False]))
 def test_pictures_are_bit_equal_beside_damaged_files(flux: Tiny, cache: Path, seed: int, seal: bool) -> None:
     full = flux.run(steps=STEPS)
     with enabled(flux):
