@@ -53,10 +53,12 @@ class Weights:
 
     @property
     def can_leave(self) -> bool:
-        """Whether the data can be moved: that of plain parameters, which nothing else describes."""
-        return not self.away and all(
-            type(each) is nn.Parameter
+        """Whether the data can be moved: plain tensors of numbers. All else that a class of parameters knows stays on
+        the parameter. Quantised weights stay, because tensors beside them belong to them."""
+        return all(
+            isinstance(each, nn.Parameter)
             and type(each.data) is torch.Tensor
+            and each.is_floating_point()
             and each.is_contiguous()
             and each.device.type != "meta"
             for each in self.parameters

@@ -132,7 +132,7 @@ class PipelineTrials(Trials):
 
         def choose(start: RunStart) -> Chosen:
             made.append(TrialStepper(call.full, first_reused, stepper(start), self.pulse))
-            return Chosen(strategy=FULL, region=StepRegion(stepper=made[-1]), kind="shadow")
+            return Chosen(strategy=FULL, region=StepRegion(stepper=made[-1]), kind="uncounted")
 
         pictures = self.again(call, choose)
         if len(made) != 1 or (latents := made[0].latents) is None:
