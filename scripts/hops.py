@@ -42,7 +42,7 @@ class Limit(NamedTuple):
     changes: int
 
 
-LIMITS = {"default": Limit(53, 21), "with a callback": Limit(73, 31), "calibrated": Limit(98, 42)}
+LIMITS = {"default": Limit(37, 17), "with a callback": Limit(44, 20), "calibrated": Limit(82, 40)}
 
 
 class Hops:

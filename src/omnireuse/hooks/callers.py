@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 
 from omnireuse.hooks.interception import ClassInterception, intercept, intercept_class
-from omnireuse.loop.conditions import version
 
 __all__ = ["CALLERS", "CallerWatch", "callbacks_aside", "calling", "foreign_caller", "in_callback", "is_called_by"]
 
@@ -72,6 +71,10 @@ def foreign_caller() -> Any | None:
     return callers[-1] if callers and callers[-1] is not _CALLBACK else None
 
 
+After = Callable[[Sequence[str]], None]
+"""Called when a callback has run, with the names of the tensors that it has replaced or written to."""
+
+
 class _Aside(NamedTuple):
     """The arguments of a call whose callbacks are named as such."""
 
@@ -80,28 +83,12 @@ class _Aside(NamedTuple):
 
 
 @contextmanager
-def callbacks_aside(
-    args: Sequence[Any], kwargs: Mapping[str, Any], after: Callable[[Sequence[str]], None] | None = None
-) -> Iterator[_Aside]:
+def callbacks_aside(args: Sequence[Any], kwargs: Mapping[str, Any], after: After | None = None) -> Iterator[_Aside]:
     """The arguments of a pipeline's call, whose callbacks are no part of it while they run.
 
     A function is wrapped. An object with a `__call__` of its class (diffusers' `PipelineCallback`) is intercepted until
     the end of the call, because pipelines ask for its type.
-
-    Args:
-        after: called when a callback has run, with the names of the tensors that it has replaced or written to.
     """
-
-    def called(proceed: Callable[..., Any], *given: Any, **named: Any) -> Any:
-        before = {} if after is None else _tensors_of(given)
-        token = CALLERS.set((*CALLERS.get(), _CALLBACK))
-        try:
-            result = proceed(*given, **named)
-        finally:
-            CALLERS.reset(token)
-        if after is not None:  # a function that is given no tensors by name is no callback at a step's end
-            after(_changed(before, result) if any(isinstance(each, Mapping) for each in given) else ())
-        return result
 
     with ExitStack() as stack:
 
@@ -109,22 +96,41 @@ def callbacks_aside(
             if not callable(value) or isinstance(value, (type, torch.nn.Module)):
                 return value
             if any(isinstance(vars(cls).get("__call__"), types.FunctionType) for cls in type(value).__mro__):
-                stack.callback(intercept(value, called, {"__call__": called}).undo)
+                stack.callback(intercept(value, _called, {"__call__": functools.partial(_called, after)}).undo)
                 return value
-            return functools.update_wrapper(functools.partial(called, value), value)
+            if isinstance(value, functools.partial) and value.func is _called:
+                _, value = value.args  # of the same call, at the pipeline's class: to be named once
+            return functools.update_wrapper(functools.partial(_called, after, value), value)
 
         yield _Aside(tuple(map(aside, args)), {name: aside(value) for name, value in kwargs.items()})
 
 
-def _tensors_of(given: Sequence[Any]) -> dict[str, tuple[Any, int | None]]:
-    """The tensors in the dictionary that a callback is given, with their versions."""
-    named = {name: value for each in given if isinstance(each, Mapping) for name, value in each.items()}
-    return {name: (each, version(each)) for name, each in named.items()}
+def _called(after: After | None, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call a callback, which is named while it runs; then tell `after` what it has changed."""
+    # A function that is given no tensors by name, as the last argument, is no callback at a step's end.
+    given = args[-1] if after is not None and args and isinstance(args[-1], dict) else None
+    before = None if given is None else _seen(given)
+    token = CALLERS.set((*CALLERS.get(), _CALLBACK))
+    try:
+        result = proceed(*args, **kwargs)
+    finally:
+        CALLERS.reset(token)
+    if after is not None:
+        after(() if before is None else _changed(before, result))
+    return result
+
+
+def _seen(given: Mapping[str, Any]) -> dict[str, tuple[Any, int | None]]:
+    """What a callback is given, with the number of a tensor's changes in place if they are counted."""
+    return {
+        name: (value, value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None)
+        for name, value in given.items()
+    }
 
 
 def _changed(before: Mapping[str, tuple[Any, int | None]], result: Any) -> list[str]:
     """The names of what a callback has written to, or returned in place of what it was given."""
-    changed = [name for name, (value, seen) in before.items() if version(value) != seen]
+    changed = [name for name, (value, seen) in before.items() if seen is not None and value._version != seen]
     for name, value in result.items() if isinstance(result, Mapping) else ():
         given, _ = before.get(name, (None, None))
         is_same = value is given or (

@@ -30,6 +30,7 @@ from omnireuse.hooks.interception import Handler
 from omnireuse.hooks.parts import Guided, Parts
 from omnireuse.hooks.regions.cuts import Cuts
 from omnireuse.hooks.run import Chooser, DenoiserCall, Layout, Region, Run
+from omnireuse.loop.conditions import Seen
 from omnireuse.loop.events import FellBack, Hooks
 from omnireuse.loop.generation import layout_of
 from omnireuse.loop.stepper import Stepper
@@ -41,6 +42,7 @@ __all__ = ["Live", "Loop", "SeveralOutputsError", "StepRegion", "kinds_of", "nex
 
 logger = logging.getLogger("omnireuse")
 
+_ABSENT = object()
 MOST_CALLS_A_STEP = 64
 """Far more than any guidance needs: a step with more calls is one whose end is not known."""
 
@@ -151,9 +153,14 @@ class Live(ABC):
                 return proceed(*args, **kwargs)
             if loop.companions.are_called:
                 proceed = loop.companions.denoise(run, proceed, args, kwargs)
-            given, options, layout = form_of(model, args, kwargs, index, loop.companions.scales)
-            if changed_at := self._changed_at(loop, run, model, index, branch, given):
-                layout = layout._replace(conditions=changed_at)
+            conditions, held = run.conditions, run.conditions.held.get((index, branch))
+            given, options, layout, is_held = form_of(model, args, kwargs, index, loop.companions.scales, held)
+            has_adapters = bool(conditions.told) or layout.scales is not None
+            asks = run.calls == 1 and (not run.step or loop.call is None or (run.is_touched and has_adapters))
+            if asks or not is_held or conditions.latest != run.changed_at:
+                self._look(run, model, (index, branch), given, others=loop.companions, asks=asks)
+            if run.changed_at:
+                layout = layout._replace(conditions=run.changed_at)
             form = given, options, layout
             call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, *form)
             try:
@@ -219,24 +226,28 @@ class Live(ABC):
             self._end()
         return result
 
-    def _changed_at(
-        self, loop: Loop, run: Run, model: torch.nn.Module, index: int, branch: str, given: Mapping[str, Any]
-    ) -> int:
-        """The step of the latest change of what the run is computed from, as of this call."""
+    def _look(
+        self,
+        run: Run,
+        model: torch.nn.Module,
+        branch: tuple[int, str],
+        given: Mapping[str, Any],
+        *,
+        others: Companions,
+        asks: bool,
+    ) -> None:
+        """Find out whether what the run is computed from has changed, as of this call; `asks` for adapters as well."""
         conditions, step = run.conditions, run.step
-        if run.calls == 1:
-            if run.is_touched or loop.call is None or not step:
-                for what, value in adapters_of(model).items():
-                    conditions.tell(step, what, value)
+        if asks:
             run.is_touched = False
-        others = loop.companions.made if loop.companions.are_called else ()
-        latest = conditions.look((index, branch), step, given, others)
+            for what, value in adapters_of(model).items():
+                conditions.tell(step, what, value)
+        latest = conditions.look(branch, step, given, others.made if others.are_called else ())
         if latest != run.changed_at:
             run.changed_at = latest
             names = ", ".join(name for name, steps in conditions.changes.items() if steps[-1] == latest)
             logger.info("step %d is computed, and what was remembered is dropped: %s changed", latest, names)
             self.emit(FellBack(f"computing after a change of {names}"))
-        return latest
 
     def emit(self, event: Any) -> None:
         """Hand an event to the hooks."""
@@ -274,8 +285,10 @@ def form_of(
     kwargs: Mapping[str, Any],
     denoiser: int,
     controls: tuple[tuple[str, Any], ...],
-) -> tuple[Mapping[str, Any], Hashable, Layout]:
-    """A call's arguments by name, its options and its layout, as in `DenoiserCall`.
+    held: Mapping[str, Seen] | None,
+) -> tuple[Mapping[str, Any], Hashable, Layout, bool]:
+    """A call's arguments by name, its options and its layout, as in `DenoiserCall`, and whether every condition that
+    its branch has held so far is the same object, untouched.
 
     The layout is that of all arguments but timesteps (frames and sound may share one), with the scales of adapters,
     which a callback may change between steps, and those of ControlNets, which begin and end within a run.
@@ -301,8 +314,15 @@ def form_of(
             ]
     tensors.sort()
     options.sort()
+    is_held = held is not None
+    for name, (value, version, address) in held.items() if held is not None else ():
+        now = given.get(name, _ABSENT)
+        is_other = now is not value or (version is not None and now._version != version)
+        if is_other or (address and now.data_ptr() != address):
+            is_held = False
+            break
     scales = adapter_scales(module) if "peft_config" in vars(module) else None
-    return given, tuple(options), Layout(tuple(tensors), scales, (), denoiser, controls)
+    return given, tuple(options), Layout(tuple(tensors), scales, (), denoiser, controls), is_held
 
 
 def previous_sample(result: Any) -> torch.Tensor | None:

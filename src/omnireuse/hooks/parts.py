@@ -57,15 +57,15 @@ class Parts:
         for place, denoiser in enumerate(self.denoisers):
             self._intercept(str(place), denoiser, self._on_denoisers)
 
-    def refresh_others(self, pipeline: Any) -> None:
-        """Intercept the pipeline's present other parts, if any is another one or bypassed; none after `undo`."""
+    def refresh_others(self, pipeline: Any, *, anew: bool = False) -> None:
+        """Intercept the pipeline's present other parts, if any is another one, or `anew`; none after `undo`."""
         if not self.denoisers:
             return
-        parts, is_same = dict[str, Any](), bool(self._others)
+        parts, is_same = dict[str, Any](), bool(self._others) and not anew
         for name in ("scheduler", *COMPANIONS, *GUIDERS):
             parts[name] = getattr(pipeline, name, None)
             is_same = is_same and parts[name] is self._others[name]
-        if is_same and not is_bypassed(self):
+        if is_same:
             return
         self._undo(self._on_others)
         self._others, scheduler = parts, parts["scheduler"]

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["Conditions", "version"]
+__all__ = ["Conditions", "Seen", "version"]
 
 _LEAVES = (torch.Tensor, bool, int, float, str, type(None))
-_ABSENT = object()
 
 
 class Conditions:
@@ -25,14 +24,17 @@ class Conditions:
         latest: the step that saw the latest change; 0 before the first. A part of the layout of a run, or of the kind
             of its outputs, so that the step is computed and the memory dropped.
         changes: the steps that saw changes, by what had changed.
+        held: the conditions of each branch of two steps or more, by name, as they were at its latest call. If each of
+            them is the same object, of the same version and address, `look` finds no change.
+        told: conditions that are no inputs of a call, by name.
     """
 
     def __init__(self) -> None:
         self.latest = 0
         self.changes: dict[str, list[int]] = {}
-        self._branches: dict[Hashable, dict[str, _Seen]] = {}
-        self._compared: set[Hashable] = set()  # branches of two steps or more
-        self._told: dict[Hashable, Hashable] = {}
+        self.held: dict[Hashable, dict[str, Seen]] = {}
+        self.told: dict[Hashable, Hashable] = {}
+        self._first: dict[Hashable, dict[str, Seen]] = {}
 
     def look(self, branch: Hashable, step: int, given: Mapping[str, Any], others: Collection[int] = ()) -> int:
         """Compare what a call is given with the call of its branch at the step before; returns `latest`.
@@ -41,8 +43,7 @@ class Conditions:
             given: the inputs by name, in lists and dictionaries or not.
             others: identities of tensors that are no conditions.
 
-        Cost: 0.2 µs for an input that is the same object. The content of another one is compared on its device, and
-            that is waited for, once for the call.
+        Cost: the content of another tensor is compared on its device, and that is waited for, once for the call.
         """
         found: dict[str, Any] = {}
         for name, value in given.items():
@@ -50,36 +51,31 @@ class Conditions:
                 found[name] = value
             else:
                 _collect(value, name, found)
-        known = self._branches.get(branch)
+        known = self.held[branch] if branch in self.held else self._first.pop(branch, None)
         if known is None:
-            self._branches[branch] = {name: _Seen(value) for name, value in found.items() if id(value) not in others}
+            self._first[branch] = {name: seen(value) for name, value in found.items() if id(value) not in others}
             return self.latest
         moved, doubtful = [], []
-        for name, seen in known.items():
-            value = found.get(name, _ABSENT)
-            # Most inputs are the same object, which no function is called for.
-            is_object = value is seen.value and (seen.version is None or value._version == seen.version)
-            if value is _ABSENT or (is_object and (not seen.address or value.data_ptr() == seen.address)):
+        for name, before in known.items():
+            if name not in found:
                 continue  # whether an input is given or not, the layout tells
-            is_same = seen.is_same(value)
+            is_same = before.is_same(found[name])
             if is_same is None:
-                doubtful.append((name, seen.value, value))
+                doubtful.append((name, before.value, found[name]))
             elif not is_same:
                 moved.append(name)
         moved += _different(doubtful)
-        for name in (*moved, *(name for name, _, _ in doubtful)):
-            known[name] = _Seen(found[name])
-        if branch in self._compared:
+        known |= {name: seen(found[name]) for name in (*moved, *(name for name, _, _ in doubtful))}
+        if branch in self.held:
             self.change(step, moved)
         else:
-            self._compared.add(branch)
-            self._branches[branch] = {name: seen for name, seen in known.items() if name not in moved}
+            self.held[branch] = {name: each for name, each in known.items() if name not in moved}
         return self.latest
 
     def tell(self, step: int, name: str, value: Hashable) -> None:
         """Take the present value of a condition that is no input of a call."""
-        if self._told.setdefault(name, value) != value:
-            self._told[name] = value
+        if self.told.setdefault(name, value) != value:
+            self.told[name] = value
             self.change(step, [name])
 
     def change(self, step: int, names: Iterable[str]) -> None:
@@ -90,7 +86,7 @@ class Conditions:
                 steps.append(step)
 
 
-class _Seen:
+class Seen(NamedTuple):
     """An input as it was at the latest call.
 
     Attributes:
@@ -99,12 +95,9 @@ class _Seen:
         address: of its first element; 0 for a tensor without data.
     """
 
-    __slots__ = ("address", "value", "version")
-
-    def __init__(self, value: Any) -> None:
-        self.value, self.version, self.address = value, version(value), 0
-        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-            self.address = value.data_ptr()
+    value: Any
+    version: int | None
+    address: int
 
     def is_same(self, now: Any) -> bool | None:
         """Whether an input is as this one; None if the content decides."""
@@ -119,6 +112,12 @@ class _Seen:
         if self.address and now.data_ptr() == self.address and now.stride() == before.stride():
             return True
         return None
+
+
+def seen(value: Any) -> Seen:
+    """An input as it is now."""
+    has_address = isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor)
+    return Seen(value, version(value), value.data_ptr() if has_address else 0)
 
 
 def _collect(value: Any, name: str, found: dict[str, Any]) -> None:

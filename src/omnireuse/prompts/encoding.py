@@ -32,8 +32,9 @@ class _Here(threading.local):
 
 _here = _Here()
 _lock = threading.Lock()
-_going_on = [0]
+_going_on: set[Encoding] = set()
 _handles: list[Any] = []
+_is_compiling = [False]
 
 
 def is_encoding() -> bool:
@@ -48,6 +49,7 @@ class Encoding:
         before: what was there when each began.
         others: paths of what moved meanwhile, and not by the call itself.
         noted: ids of the modules that are known to run, with their layers.
+        is_deaf: something was compiled meanwhile, in whatever thread: modules may have run without a word.
 
     Raises:
         UnkeyableError: the pipeline holds something that can change unseen.
@@ -58,6 +60,7 @@ class Encoding:
         self.before = View(call.look(), {})
         self.before.look.sums()
         self.others: list[str] = []
+        self.is_deaf = False
         self._after: View | None = None
         self._own: list[tuple[str, str]] = []
         self._anew: list[tuple[str, str]] = []
@@ -71,11 +74,9 @@ class Encoding:
 
     def __enter__(self) -> Encoding:
         with _lock:
-            _going_on[0] += 1
-            if not _handles:
-                if "torch._dynamo" in sys.modules and not any(_WARNING in str(each[1]) for each in warnings.filters):
-                    warnings.filterwarnings("ignore", _WARNING)
-                _handles.append(register_module_forward_pre_hook(note_run))
+            _going_on.add(self)
+            _listen()
+            self.is_deaf = _is_compiling[0]
         self._ticket = self._call.writes.begin(self.before)
         _here.encoding = self
         return self
@@ -83,9 +84,9 @@ class Encoding:
     def __exit__(self, *error: object) -> None:
         _here.encoding = None
         with _lock:
-            _going_on[0] -= 1
-            if not _going_on[0]:
-                _handles.pop().remove()
+            _going_on.discard(self)
+            if not _going_on:
+                _unlisten()
         is_alone = self._call.writes.end(self._ticket)
         try:
             self._after = self._call.view(self.scope)
@@ -104,8 +105,11 @@ class Encoding:
         """What counts for such a call, what that is now, and what the call stored anew.
 
         Raises:
-            UnkeyableError: something can change unseen, or the call left what a hit cannot leave.
+            UnkeyableError: something can change unseen, was compiled meanwhile, or the call left what a hit cannot
+                leave.
         """
+        if self.is_deaf:
+            raise UnkeyableError("compiled")
         if self._error is not None or self._after is None:
             raise self._error or UnkeyableError("unchecked")
         left = []
@@ -159,6 +163,43 @@ def note_run(module: nn.Module, _inputs: Any) -> None:
         encoding = _here.encoding
         if encoding is not None and id(module) not in encoding.noted:
             encoding.runs(module)
+
+
+def _listen() -> None:
+    """Register the hook. While something is compiled there is none: else its code would depend on the hook, and be
+    compiled again for each encoding."""
+    dynamo: Any = sys.modules.get("torch._dynamo")
+    hook: Any = note_run
+    if dynamo is not None:
+        hook = dynamo.disable(note_run)
+        if not any(_WARNING in str(each[1]) for each in warnings.filters):
+            warnings.filterwarnings("ignore", _WARNING)
+        if _compilation_begins not in dynamo.callback.callback_handler.start_callbacks:  # first, or after a reset
+            _is_compiling[0] = False
+            dynamo.callback.on_compile_start(_compilation_begins)
+            dynamo.callback.on_compile_end(_compilation_ends)
+    if not _handles and not _is_compiling[0]:
+        _handles.append(register_module_forward_pre_hook(hook))
+
+
+def _unlisten() -> None:
+    while _handles:
+        _handles.pop().remove()
+
+
+def _compilation_begins(*_: Any) -> None:
+    with _lock:
+        _is_compiling[0] = True
+        _unlisten()
+        for each in _going_on:
+            each.is_deaf = True
+
+
+def _compilation_ends(*_: Any) -> None:
+    with _lock:
+        _is_compiling[0] = False
+        if _going_on:
+            _listen()
 
 
 def _is_plain_throughout(value: Any) -> bool:

@@ -35,8 +35,8 @@ class UnkeyableError(Exception):
             iterator or a random generator), ``large_state`` (more than 50,000 values). Counted without this error:
             ``signature`` (arguments that ``encode_prompt`` refuses), ``result`` (it returned something that can be read
             once), ``random`` (it drew random numbers), ``training`` (it did, with an encoder in training mode),
-            ``left`` (it left something on the pipeline that a hit cannot leave) and ``nested`` (called within another
-            ``encode_prompt``).
+            ``left`` (it left something on the pipeline that a hit cannot leave), ``compiled`` (`torch.compile` compiled
+            something meanwhile) and ``nested`` (called within another ``encode_prompt``).
         where: what was read, for ``uncounted``, ``unchecked`` and ``large_state``.
     """
 
