@@ -211,7 +211,8 @@ class Tuner(HostTuner, Tunes):
                 agreement=self._registry.agreement,
                 computed=tuned.bar.computed,
             )
-            self._made(tuned, SessionTrials(self._session, call.proceed, self.references, pulse))
+            measured = None if tuned.entry is None else tuned.entry.configuration
+            self._made(tuned, SessionTrials(self._session, call.proceed, measured, self.references, pulse))
         finally:
             tuned.bar.close()
             if tuned.is_held and tuned.entry is not None:
@@ -311,6 +312,8 @@ class Tuner(HostTuner, Tunes):
         why = f"its callback changed {callback.changes}" if callback.changes else ""
         if not why and getattr(self._session.pipeline, "_interrupt", False) is True:
             why = "it was interrupted"
+        if not why and not entry.configuration.has_weights_of(self._session.pipeline):
+            why = "its weights were replaced meanwhile"
         if why := self._registry.agreement.of_any(why or None) or "":
             if recording is not None:
                 entry.skip(f"a picture was not measured: {why}")

@@ -68,6 +68,31 @@ def swapped_in_place() -> Case:
     return Case(made, change)
 
 
+def swapped_by_name() -> Case:
+    made = tiny.flux()
+    layers = [f"transformer_blocks.{block}.attn.{name}" for block in range(2) for name in ("to_q", "to_v")]
+    width = made.pipe.transformer.transformer_blocks[0].attn.to_q.in_features
+
+    def adapter(seed: int) -> dict[str, torch.Tensor]:
+        shapes = {"A": (2, width), "B": (width, 2)}
+        layers_ = [
+            (layer, part) for layer in layers[: 2 * len(made.pipe.transformer.transformer_blocks)] for part in shapes
+        ]
+        return {
+            f"transformer.{layer}.lora_{part}.weight": tensor(*shapes[part], seed=seed + place)
+            for place, (layer, part) in enumerate(layers_)
+        }
+
+    made.pipe.load_lora_weights(adapter(20), adapter_name="style")
+    return Case(made, lambda _: made.pipe.load_lora_weights(adapter(50), adapter_name="style", hotswap=True) or {})
+
+
+def other_checkpoint() -> Case:
+    made = tiny.flux()
+    other = {name: 1.1 * value for name, value in made.pipe.transformer.state_dict().items()}
+    return Case(made, lambda _: made.pipe.transformer.load_state_dict(other) and {})
+
+
 def scaled_adapter() -> Case:
     made = image.ip_adapter()
     return Case(made, lambda _: made.pipe.set_ip_adapter_scale(0.2) or {})
@@ -90,6 +115,8 @@ CASES = {
     "prompt": lambda: replaced("prompt_embeds"),
     "scale of an IP-Adapter": scaled_adapter,
     "weights of LoRA": swapped_in_place,
+    "LoRA of the same name": swapped_by_name,
+    "all weights": other_checkpoint,
     "image of a ControlNet": other_control,
     "prompt in place": written_in_place,
 }
