@@ -2,6 +2,7 @@
 # Build a venv with what ComfyUI 0.30 needs on a CPU, fetch ComfyUI itself, and run the tests of tests/hosts/comfyui
 # inside it, none of them skipped. About 1.7 GB. Usage: scripts/comfyui_venv.sh [folder of the venv] [pytest options]
 set -euo pipefail
+[ "${1-}" != --help ] || { sed -n "s/^# //p;/^set/q" "$0"; exit; }
 cd "$(dirname "$0")/.."
 venv=${1:-${TMPDIR:-/tmp}/omnireuse-comfyui-venv}
 shift || true

@@ -2,6 +2,7 @@
 # Build a venv with Ray Serve and run the tests of tests/hosts/ray_serve inside it: three replicas on this machine, without
 # torch. `python -m bench router` runs in it, too. About 0.5 GB. Usage: scripts/ray_serve_venv.sh [folder] [pytest options]
 set -euo pipefail
+[ "${1-}" != --help ] || { sed -n "s/^# //p;/^set/q" "$0"; exit; }
 cd "$(dirname "$0")/.."
 venv=${1:-${TMPDIR:-/tmp}/omnireuse-ray-serve-venv}
 shift || true

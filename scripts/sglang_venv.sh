@@ -2,6 +2,7 @@
 # Build a venv with SGLang 0.5.23's diffusion pipelines on a CPU, from the package registries alone, and run the tests of
 # tests/hosts/sglang inside it, none of them skipped. About 2 GB. Usage: scripts/sglang_venv.sh [folder] [pytest options]
 set -euo pipefail
+[ "${1-}" != --help ] || { sed -n "s/^# //p;/^set/q" "$0"; exit; }
 cd "$(dirname "$0")/.."
 venv=${1:-${TMPDIR:-/tmp}/omnireuse-sglang-venv}
 shift || true

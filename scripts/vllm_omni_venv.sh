@@ -3,6 +3,7 @@
 # inside it, none of them skipped. About 2 GB. Usage: scripts/vllm_omni_venv.sh [folder of the venv] [pytest options]
 # To try requests out instead, with a tiny model: scripts/vllm_omni_venv.sh folder serve [options of vllm serve]
 set -euo pipefail
+[ "${1-}" != --help ] || { sed -n "s/^# //p;/^set/q" "$0"; exit; }
 cd "$(dirname "$0")/.."
 venv=${1:-${TMPDIR:-/tmp}/omnireuse-vllm-omni-venv}
 shift || true

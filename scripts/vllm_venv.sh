@@ -4,6 +4,7 @@
 # bench encoder_cache` and `encoder_connector` find the venv at the default place. Usage: scripts/vllm_venv.sh [folder of
 # the venv]
 set -euo pipefail
+[ "${1-}" != --help ] || { sed -n "s/^# //p;/^set/q" "$0"; exit; }
 cd "$(dirname "$0")/.."
 # --no-compile: compiling all of torch and vLLM takes longer than the few modules that are imported.
 venv=${1:-${TMPDIR:-/tmp}/omnireuse-vllm-venv}

@@ -102,6 +102,7 @@ class Case(Record, frozen=True, kw_only=True):
         prompts: in the order of every point's `each`.
         seed: of the first prompt's noise; the others count on from it.
         points: one for each method and setting, in the order they were measured.
+        missing: what is not measured: calls of settings, as `Point.call`.
     """
 
     pipeline: str
@@ -111,6 +112,7 @@ class Case(Record, frozen=True, kw_only=True):
     seed: int = 0
     full: FullRun
     points: tuple[Point, ...]
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.steps < 1:

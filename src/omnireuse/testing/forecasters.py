@@ -39,15 +39,15 @@ def check_forecaster(forecaster: Forecaster, *, places: Sequence[float] = PLACES
     assert isinstance(memory, Memory), f"{name}.start must return a Memory, got {type(memory).__name__}"
     assert not memory.primed, f"{name}: nothing was observed, so nothing can be predicted"
     assert memory.kept_bytes == 0, f"{name}: an empty memory holds no tensors"
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        _check_constant(forecaster, places, at, dtype)
     path = _path(places)
     shown = [value.clone() for value in path]
     memory = _observed(forecaster, places, path)
     forecast = memory.predict(at).clone()
     assert all(torch.equal(a, b) for a, b in zip(path, shown, strict=True)), (
-        f"{name} must not write to what it is shown"
+        f"{name} must not write to what it is shown; make new tensors, or clone the values that it keeps"
     )
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        _check_constant(forecaster, places, at, dtype)
     assert torch.equal(memory.predict(at), forecast), f"{name}.predict must not change its memory nor its result"
     _check_samples(forecaster, places, path, at, forecast)
     _check_bounded(forecaster, path)
@@ -78,7 +78,7 @@ def _check_constant(forecaster: Forecaster, places: Sequence[float], at: float, 
             f"{name} must forecast in the shape and dtype of the values, {tuple(value.shape)} {dtype}, got "
             f"{tuple(forecast.shape)} {forecast.dtype}"
         )
-        _assert_close(forecast, value, f"{name} must be exact if {count} values are equal")
+        _assert_close(forecast, value, f"{name} must be exact if all values are equal, here {count}")
 
 
 def _check_samples(

@@ -165,7 +165,41 @@ def test_a_method_of_ones_own_is_an_object_and_need_not_disable(
     assert main([*command, "--method", "my_methods:FAULTY"]) == 3
     assert "faulty(): ValueError: no such setting" in " ".join(capsys.readouterr().err.split())
     assert main([*command, "--method", "my_methods:grid"]) == 2
-    assert "must name a Method or a Forecaster, got function" in " ".join(capsys.readouterr().err.split())
+    assert "must name a Method, a Forecaster or a Policy, got function" in " ".join(capsys.readouterr().err.split())
+
+
+POLICY = """
+from dataclasses import dataclass
+import omnireuse
+
+@dataclass(frozen=True, kw_only=True)
+class EveryThird(omnireuse.Policy):
+    def wants_reuse(self, state, view):
+        return view.index % 3 != 0
+"""
+
+
+def test_a_policy_is_compared_first_and_the_page_names_what_the_time_did_not_allow(
+    asked: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_policy.py").write_text(POLICY, "utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    clock = iter([0.0, 0.0, *[61.0] * 99])
+    monkeypatch.setattr("omnireuse_lab.compare.run.now", lambda: next(clock))
+    command = [*asked, "--only", "speedup", "--method", "my_policy:EveryThird"]
+    assert main([*command, "--minutes", "1"]) == 0
+    said = capsys.readouterr()
+    assert "settings: 6, prompts: 1; a full run takes" in said.err
+    assert "settings that are not measured: 5" in said.out
+    (case,) = read_comparison(tmp_path / "out" / "compare.json").cases
+    assert [(point.method, point.computed_steps) for point in case.points] == [
+        ("EveryThird() in the default's place", 3)
+    ]
+    assert case.missing[0] == "omnireuse.enable(pipe, speedup=2.5, tune=False)", "the middle one comes first"
+    assert "5 settings are not measured" in (tmp_path / "out" / "compare.html").read_text("utf-8")
+    assert main(command) == 0
+    (case,) = read_comparison(tmp_path / "out" / "compare.json").cases
+    assert (len(case.points), case.missing) == (6, ())
 
 
 def test_pictures_below_what_is_asked_for_end_with_a_status(

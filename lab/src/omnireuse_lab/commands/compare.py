@@ -34,6 +34,7 @@ EXAMPLES = """Examples:
 $ omnireuse compare models/shapes-flux --prompts prompts.txt --steps 28 50
 $ omnireuse compare MODEL --prompts prompts.txt --profile profile.json
 $ omnireuse compare MODEL --prompts prompts.txt --only ours fewer-steps
+$ omnireuse compare MODEL --prompts prompts.txt --minutes 5
 $ omnireuse compare MODEL --prompts prompts.txt --only default --at-least 40"""
 
 
@@ -62,7 +63,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="PACKAGE:OBJECT...",
-            help="Methods of your own, or forecasters, each in the default's place; beside those of --only.",
+            help="Methods of your own, or forecasters and policies in the default's place; beside those of --only.",
         ),
     ] = None,
     calibration_prompts: Annotated[
@@ -82,6 +83,10 @@ def run(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Begin anew, and replace what an earlier run has measured.")
     ] = False,
+    minutes: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="Begin no setting later than this; those in the middle come first."),
+    ] = None,
     at_least: Annotated[
         float | None,
         typer.Option(
@@ -124,6 +129,7 @@ def run(
         out=out,
         methods=[method_named(each) for each in method or []],
         fresh=fresh,
+        minutes=minutes,
         progress=not notes.quiet,
         command="omnireuse compare",
         **(call or {}),

@@ -95,6 +95,7 @@ class Harness:
     Attributes:
         full: pictures of the full run.
         flops: of the full run of one prompt.
+        seconds: of the full run of one prompt, with the counting of its work.
         calls_per_step: calls of the denoiser in a step: 2 if branches come one after the other.
 
     Raises:
@@ -134,14 +135,14 @@ class Harness:
         self._full_rows = self._rows("full run", None)
         if not all(np.isfinite(picture).all() for picture in self.full):
             raise StateError(f"{workload.name}: the full run is not finite; nothing can be compared with it")
-        one = journal.find(self._part, "one", 0, list[float])
+        one = journal.find(self._part, "one run", 0, list[float])
         if one is None:
             run = self.run(None, 0)
-            one = [run.flops, run.calls]
-            journal.add(self._part, "one", 0, one)
+            one = [run.flops, run.calls, run.seconds]
+            journal.add(self._part, "one run", 0, one)
         if not one[0]:
             raise StateError(f"{workload.name}: no block of its denoiser runs, so its work cannot be counted")
-        self.flops, self.calls_per_step = one[0], round(one[1] / workload.steps)
+        self.flops, self.calls_per_step, self.seconds = one[0], round(one[1] / workload.steps), one[2]
 
     def _setup(self) -> dict[str, str]:
         """Influences on figures beside the setting."""
@@ -309,8 +310,8 @@ class Harness:
             peak_bytes=_most([own for _, own in turns]),
         ), [full for full, _ in turns]
 
-    def case(self, points: Iterable[Point], turns: Sequence[Turn] = ()) -> Case:
-        """The record of these points."""
+    def case(self, points: Iterable[Point], turns: Sequence[Turn] = (), missing: Sequence[str] = ()) -> Case:
+        """The record of these points, and of what is not measured yet."""
         workload, rows = self.workload, self._full_rows
         full = FullRun(
             seconds=spread([turn.seconds for turn in turns]) if turns else None,
@@ -318,7 +319,7 @@ class Harness:
             peak_bytes=_most(turns),
         )
         same = {name: getattr(workload, name) for name in ("steps", "guidance", "prompts", "seed")}
-        return Case(pipeline=workload.name, **same, full=full, points=tuple(points))
+        return Case(pipeline=workload.name, **same, full=full, points=tuple(points), missing=tuple(missing))
 
 
 def _name(method: Method, setting: Setting) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from omnireuse.base.records import check_writable
 from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.hooks.denoisers import describe, device_of, dtype_of
 from omnireuse.pipelines import Source
+from omnireuse_lab.compare.count import now
 from omnireuse_lab.compare.harness import Harness, Turn
 from omnireuse_lab.compare.journal import Journal
 from omnireuse_lab.compare.methods import chosen_methods, own_methods
@@ -61,6 +63,8 @@ def compare(
     journal: Journal | None = None,
     advance: Callable[[str, int, int], None] = lambda *_: None,
     save: Callable[[Case], None] = lambda _: None,
+    minutes: float | None = None,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Case:
     """Measure every method on the workload.
 
@@ -69,18 +73,26 @@ def compare(
         journal: as for `Harness`.
         advance: called with what runs now, how many settings are done and how many there are.
         save: called with the case so far after every setting.
+        minutes: no setting begins later; the middle setting of each method comes first. None measures all.
+        tell: called with an estimate of the time, once the full run is measured.
     """
     advance("full run", 0, 0)
     with Harness(workload, journal=journal) as harness:
         points: list[Point] = []
         left = list(settings_of(methods, harness))
+        tell(_estimate(len(left), len(workload.prompts), harness.seconds))
+        if minutes is not None:
+            left = _middle_first(left)
+        names, begun = [setting.call if isinstance(setting, Setting) else m.name for m, setting in left], now()
         for number, (method, setting) in enumerate(left):
+            if minutes is not None and now() - begun > 60 * minutes:
+                break
             advance(method.name, number, len(left))
             if isinstance(setting, Setting):
                 points.append(harness.point(method, setting))
             else:
                 points.append(harness.failed(method, setting))
-            save(harness.case(points))
+            save(harness.case(points, missing=names[len(points) :]))
         turns: list[Turn] = []
         for number in nearest_to_half(points, workload.steps) if timed else ():
             method, setting = left[number]
@@ -88,9 +100,22 @@ def compare(
             advance(f"timing {points[number].method}", len(left), len(left))
             points[number], took = harness.timed(points[number], method, setting, timed)
             turns += took
-        case = harness.case(points, turns)
+        case = harness.case(points, turns, names[len(points) :])
         save(case)
         return case
+
+
+def _middle_first(settings: Sequence[tuple[Method, Any]]) -> list[tuple[Method, Any]]:
+    """The middle setting of each method, then those beside it, and so on."""
+    grids = [[each for each in settings if each[0] is method] for method in dict.fromkeys(m for m, _ in settings)]
+    ranked = [(abs(2 * place - len(grid) + 1) // 2, each) for grid in grids for place, each in enumerate(grid)]
+    return [each for _, each in sorted(ranked, key=lambda ranked: ranked[0])]
+
+
+def _estimate(settings: int, prompts: int, seconds: float) -> str:
+    most = settings * prompts * seconds
+    shown = f"{most / 3600:.1f} hours" if most > 5400 else f"{most / 60:.0f} minutes" if most > 90 else f"{most:.0f} s"
+    return f"settings: {settings}, prompts: {prompts}; a full run takes {seconds:.1f} s: at most about {shown} in all"
 
 
 FILE = "compare.json"
@@ -104,7 +129,7 @@ def compare_pipeline(
     guidance: float | Sequence[float] = (),
     profiles: Iterable[str | os.PathLike[str]] = (),
     only: Iterable[str] = (),
-    methods: Iterable[Method | omnireuse.Forecaster] = (),
+    methods: Iterable[Method | omnireuse.Forecaster | omnireuse.Policy] = (),
     calibration_prompts: Sequence[str] = (),
     seed: int = 0,
     timed: int = 0,
@@ -114,6 +139,7 @@ def compare_pipeline(
     pictures: Callable[[Any], Any] | None = None,
     out: str | os.PathLike[str] = "out/compare",
     fresh: bool = False,
+    minutes: float | None = None,
     progress: bool = True,
     command: str = "omnireuse_lab.compare_pipeline",
     **call: Any,
@@ -134,7 +160,7 @@ def compare_pipeline(
         only: methods, families "ours", "peer" and "baseline", or names of backends as `enable` takes them; empty for
             all but the latter.
         methods: further methods of your own; `only` may name them, so that no others are compared. A forecaster is
-            compared in the default's place: in `Strategy.default` at several speed-ups.
+            compared in the default's place, in `Strategy.default` at several speed-ups, and so is a policy.
         calibration_prompts: prompts for methods that calibrate themselves, none of `prompts`; 24 are enough. Without
             any, those methods are left out, and the results say so.
         seed: of the first prompt's noise; the others count on from it.
@@ -144,6 +170,8 @@ def compare_pipeline(
         device: as for `omnireuse.calibrate`, and so are `dtype` and `pictures`.
         out: the file of the results, "….json", or a folder for ``compare.json``; written again after every setting.
         fresh: begin anew, and replace what an earlier call has measured.
+        minutes: begin no setting later in each case, after its full run; the middle setting of each method comes
+            first, and the results say what is missing. None measures all.
         progress: whether to show a bar, on stderr or in the notebook.
         command: for the record.
         call: further arguments of the pipeline's call.
@@ -181,9 +209,9 @@ def compare_pipeline(
         as_pictures=pictures,
     )
     if progress:
-        shown = f"{describe(workloads[0].pipeline)}; {len(prompts)} prompts, {len(chosen)} methods"
+        shown = f"{describe(workloads[0].pipeline)}; prompts: {len(prompts)}, methods: {len(chosen)}"
         tqdm.write(shown, file=sys.stderr)
-    return compare_all(workloads, chosen, file, timed=timed, command=command, progress=progress)
+    return compare_all(workloads, chosen, file, timed=timed, minutes=minutes, command=command, progress=progress)
 
 
 def results_file(out: str | os.PathLike[str]) -> Path:
@@ -198,9 +226,10 @@ def compare_all(
     *,
     timed: int,
     command: str,
+    minutes: float | None = None,
     progress: bool = True,
 ) -> Comparison:
-    """Compare on one workload after the other, and write `file` after every setting.
+    """Compare on one workload after the other, and write `file` and its page after every setting.
 
     Every figure is kept beside the file. What is there already is not measured again, and figures of other methods
     stay.
@@ -215,6 +244,7 @@ def compare_all(
         head: dict[str, Any] = {"command": command, "created": created, "environment": environment(**place)}
         made = Comparison(**head, complete=complete, cases=tuple(cases.values()))
         write_comparison(made, file)
+        write_page(made, file.with_suffix(".html"))
         return made
 
     def save(case: Case) -> None:
@@ -240,7 +270,9 @@ def compare_all(
                         bar.reset(total=total)
                     bar.update(done - bar.n)
 
-                done = compare(workload, methods, timed=timed, journal=journal, advance=advance, save=save)
+                options: dict[str, Any] = {"timed": timed, "journal": journal, "minutes": minutes}
+                tell = partial(bar.write, file=sys.stderr) if progress else lambda _: None
+                done = compare(workload, methods, advance=advance, save=save, tell=tell, **options)
                 advance("done", len(done.points), len(done.points))
     except KeyboardInterrupt:
         if not is_begun:
@@ -295,4 +327,7 @@ def show(comparison: Comparison, file: Path, console: Console) -> None:
             console.print()
     write_comparison(comparison, file)
     page = write_page(comparison, file.with_suffix(".html"))
+    missing = sum(len(case.missing) for case in comparison.cases)
+    if missing:
+        console.print(f"settings that are not measured: {missing}; the page names them", soft_wrap=True)
     console.print(f"wrote {file} and {page}", soft_wrap=True)

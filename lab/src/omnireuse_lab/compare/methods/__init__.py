@@ -19,12 +19,13 @@ from omnireuse_lab.compare.methods.base import Method
 from omnireuse_lab.compare.methods.baselines import BASELINES
 from omnireuse_lab.compare.methods.cache_dit import CACHE_DIT
 from omnireuse_lab.compare.methods.diffusers import DIFFUSERS
-from omnireuse_lab.compare.methods.ours import NAMED, OURS, forecaster_method, profile_method
+from omnireuse_lab.compare.methods.ours import NAMED, OURS, part_method, profile_method
 from omnireuse_lab.compare.methods.tuned import TUNED
 
 __all__ = ["METHODS", "chosen_methods", "method_named", "own_methods"]
 
 logger = logging.getLogger("omnireuse")
+PARTS = (omnireuse.Forecaster, omnireuse.Policy)
 
 METHODS: Registry[Method] = Registry(
     "omnireuse.methods", {method.key: method for method in (*BASELINES, *DIFFUSERS, *CACHE_DIT, *OURS, TUNED)}
@@ -35,7 +36,8 @@ def chosen_methods(
     profiles: Sequence[str | os.PathLike[str]] = (), only: Iterable[str] = (), own: Sequence[Method] = ()
 ) -> list[Method]:
     """All methods, or those of these keys, families ("ours", "peer", "baseline") or names that `omnireuse.enable`
-    takes. A name of `enable` is compared only if it is given, and a user's own method in any case.
+    takes. A name of `enable` is compared only if it is given, and a user's own method in any case. The user's own come
+    first, then this library's, the baselines and its peers.
 
     Args:
         profiles: as `Profile.from_pretrained` takes them; each serves the cases that it was searched at.
@@ -54,6 +56,7 @@ def chosen_methods(
         raise UnknownNameError("method", name, known)
     chosen = [method for method in methods if not only or only & {method.key, method.family}]
     chosen += [method for name, method in NAMED.items() if name in only]
+    chosen.sort(key=lambda method: ("ours", "baseline", "peer").index(method.family))
     for extra in {method.extra for method in chosen} - {""}:
         if has_extra(extra):
             continue
@@ -61,18 +64,18 @@ def chosen_methods(
             check_extra(f"the comparison with {extra}", extra)
         logger.warning("%s is left out, it is not installed; install it: pip install 'omnireuse[%s]'", extra, extra)
         chosen = [method for method in chosen if method.extra != extra]
-    return [*chosen, *own]
+    return [*own, *chosen]
 
 
-def own_methods(methods: Iterable[Method | omnireuse.Forecaster]) -> list[Method]:
-    """These methods, and a method for each forecaster, which runs in the default's place. Their figures are measured
-    again if the file of the method or of the forecaster's class has changed."""
+def own_methods(methods: Iterable[Method | omnireuse.Forecaster | omnireuse.Policy]) -> list[Method]:
+    """These methods, and a method for each forecaster or policy, which runs in the default's place. Their figures are
+    measured again if the file of the method or of the part's class has changed."""
     taken, found = {method.name: key for key, method in METHODS.items()}, []
     for given in methods:
-        method = forecaster_method(given) if isinstance(given, omnireuse.Forecaster) else given
+        method = part_method(given) if isinstance(given, PARTS) else given
         if not isinstance(method, Method):
             raise WrongTypeError(
-                "compare(methods=…): methods must hold objects of omnireuse_lab.Method or forecasters, got "
+                "compare(methods=…): methods must hold objects of omnireuse_lab.Method, forecasters or policies, got "
                 f"{type(method).__name__}"
             )
         if method.name in taken:
@@ -88,13 +91,14 @@ def own_methods(methods: Iterable[Method | omnireuse.Forecaster]) -> list[Method
     return found
 
 
-def method_named(name: str) -> Method | omnireuse.Forecaster:
-    """The method or forecaster that ``package:object`` names; a forecaster's class stands for one with its defaults."""
+def method_named(name: str) -> Method | omnireuse.Forecaster | omnireuse.Policy:
+    """The method, forecaster or policy that ``package:object`` names; a class stands for one with its defaults."""
     found = object_named(name, "compare(--method")
-    if isinstance(found, type) and issubclass(found, omnireuse.Forecaster):
+    if isinstance(found, type) and issubclass(found, PARTS):
         return found()
-    if not isinstance(found, (Method, omnireuse.Forecaster)):
-        raise ConfigError(f"compare(--method={name!r}): must name a Method or a Forecaster, got {type(found).__name__}")
+    if not isinstance(found, (Method, *PARTS)):
+        what = type(found).__name__
+        raise ConfigError(f"compare(--method={name!r}): must name a Method, a Forecaster or a Policy, got {what}")
     return found
 
 

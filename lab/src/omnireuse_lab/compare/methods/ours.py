@@ -15,7 +15,7 @@ import omnireuse
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, call_text, reuse
 from omnireuse_lab.compare.workload import GUIDANCE, Workload
 
-__all__ = ["NAMED", "OURS", "forecaster_method", "profile_method"]
+__all__ = ["NAMED", "OURS", "part_method", "profile_method"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -60,19 +60,21 @@ _GRIDS: dict[str, tuple[str, Callable[[Subject], Iterable[Setting]]]] = {
 OURS = tuple(Method(key=key, name=f"omnireuse{name}", family="ours", grid=grid) for key, (name, grid) in _GRIDS.items())
 
 
-def forecaster_method(forecaster: omnireuse.Forecaster) -> Method:
-    """A forecaster in the default's place: the default's schedule at every speed-up of the methods "default" and
-    "speedup", so that the forecasters alone differ."""
-    name = type(forecaster).__name__
+def part_method(part: omnireuse.Forecaster | omnireuse.Policy) -> Method:
+    """A forecaster or a policy in the default's place, so that it alone differs. A forecaster has the default's
+    schedule at every speed-up of the methods "default" and "speedup"; a policy chooses the steps itself."""
+    name, field = type(part).__name__, "policy" if isinstance(part, omnireuse.Policy) else "forecaster"
 
     def grid(_: Subject) -> Iterator[Setting]:
-        for speedup in (2.0, *SPEEDUPS):
-            default = omnireuse.Strategy.default(speedup=speedup)
-            call = f"omnireuse.enable(pipe, replace(Strategy.default(speedup={speedup}), forecaster={forecaster!r}))"
-            strategy = replace(default, forecaster=forecaster)
-            yield reuse("", {"backend": strategy}, call=call, speedup=speedup, forecaster=repr(forecaster))
+        chosen: list[dict[str, Any]] = [{}] if field == "policy" else [{"speedup": n} for n in (2.0, *SPEEDUPS)]
+        for given in chosen:
+            default = call_text("Strategy.default", **given)
+            changed: dict[str, Any] = {field: part}
+            strategy = replace(omnireuse.Strategy.default(**given), **changed)
+            call = f"omnireuse.enable(pipe, replace({default}, {field}={part!r}))"
+            yield reuse("", {"backend": strategy}, call=call, **given, **{field: repr(part)})
 
-    return Method(key=name, name=f"{forecaster!r} in the default's place", family="ours", grid=grid)
+    return Method(key=name, name=f"{part!r} in the default's place", family="ours", grid=grid)
 
 
 def profile_method(places: Sequence[str | os.PathLike[str]]) -> Method:
