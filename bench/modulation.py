@@ -64,8 +64,8 @@ SIZED = {
 STEPS = (4, 8, 28, 50)
 PARTS = ("pipelines", "sizes", "blocks", "groups", "gpu")
 GIB = 2**30
-PAIRS = 3
-NEW = (5, 6)
+PAIRS = 2
+NEW = (3, 4)
 """Steps of schedules that are new."""
 
 
@@ -157,7 +157,7 @@ def two_blocks(name: str) -> Sampler:
     """Two blocks of true width, in bfloat16; few tokens, as a step's time is not the question."""
     model = MODELS[name]
     depth = {"num_layers": 1, "num_single_layers": 1} if name == "flux.1" else {"num_layers": 2}
-    model = replace(model, true=model.true | depth, latents=(1, 16, 64), text=(8, model.text[1]), guidance=None)
+    model = replace(model, true=model.true | depth, latents=(1, 4, 64), text=(4, model.text[1]), guidance=None)
     return Sampler(model, tiny=False, device=torch.device("cpu"), dtype=torch.bfloat16)
 
 
@@ -196,7 +196,7 @@ class Peak(threading.Thread):
 def measure_blocks(name: str, options: argparse.Namespace) -> Row:
     """Memory, and time in pairs: of a call, and of a new schedule, with the cache and without, one after the other."""
     plain, row = two_blocks(name), {}
-    for release in (None, "cpu", "disk"):
+    for release in (None, "disk"):
         before = private_bytes()
         sampler = two_blocks(name)
         full = private_bytes() - before
@@ -308,7 +308,7 @@ def show(rows: list[Row], console: Console) -> None:
     headings = ("call, of without", "new schedule", "GiB without", "held", "peak of a new schedule", "bits equal")
     table = new_table("Two blocks on the CPU", "model", "release", *headings)
     for row in of["blocks"]:
-        for way in ("None", "cpu", "disk"):
+        for way in ("None", "disk"):
             each = row[way]
             gib = (f"{each['memory'][when] / GIB:.2f}" for when in ("without", "held", "peak"))
             table.add_row(
