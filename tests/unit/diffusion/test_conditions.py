@@ -68,6 +68,27 @@ def swapped_in_place() -> Case:
     return Case(made, change)
 
 
+def swapped_by_name() -> Case:
+    made = tiny.flux()
+    queries = {name: layer for name, layer in made.pipe.transformer.named_modules() if name.endswith(".to_q")}
+
+    def adapter(seed: int) -> dict[str, torch.Tensor]:
+        found = {}
+        for name, layer in queries.items():
+            found[f"transformer.{name}.lora_A.weight"] = tensor(2, layer.in_features, seed=seed)
+            found[f"transformer.{name}.lora_B.weight"] = tensor(layer.out_features, 2, seed=seed + 1)
+        return found
+
+    made.pipe.load_lora_weights(adapter(20), adapter_name="style")
+    return Case(made, lambda _: made.pipe.load_lora_weights(adapter(50), adapter_name="style", hotswap=True) or {})
+
+
+def other_checkpoint() -> Case:
+    made = tiny.flux()
+    other = {name: 1.1 * value for name, value in made.pipe.transformer.state_dict().items()}
+    return Case(made, lambda _: made.pipe.transformer.load_state_dict(other) and {})
+
+
 def scaled_adapter() -> Case:
     made = image.ip_adapter()
     return Case(made, lambda _: made.pipe.set_ip_adapter_scale(0.2) or {})
@@ -90,6 +111,8 @@ CASES = {
     "prompt": lambda: replaced("prompt_embeds"),
     "scale of an IP-Adapter": scaled_adapter,
     "weights of LoRA": swapped_in_place,
+    "LoRA of the same name": swapped_by_name,
+    "all weights": other_checkpoint,
     "image of a ControlNet": other_control,
     "prompt in place": written_in_place,
 }

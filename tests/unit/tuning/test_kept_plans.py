@@ -364,3 +364,36 @@ def test_a_folder_that_cannot_be_written_is_said_once(
         assert handle.tuning.state == "ready"
     (line,) = [record.message for record in caplog.records if "kept in memory only" in record.message]
     assert "OMNIREUSE_CACHE_DIR names another folder" in line
+
+
+def written_uncounted(tiny: Tiny) -> None:
+    for weight in tiny.pipe.transformer.parameters():
+        weight.data.mul_(1.01)  # no version moves
+
+
+def test_weights_that_are_replaced_without_a_trace_get_plans_of_their_own(flux: Tiny, cache: Path) -> None:
+    with omnireuse.enable(flux.pipe) as handle:
+        for seed in range(3):
+            flux.run(steps=STEPS, seed=seed)
+        assert handle.tuning.state == "ready"
+        written_uncounted(flux)
+        flux.run(steps=STEPS)
+        assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 1)
+    assert len(list((cache / "tuned").glob("*.json"))) == 1
+
+
+def test_trial_runs_of_other_weights_than_the_measured_pictures_show_nothing(flux: Tiny) -> None:
+    calls = 0
+
+    def callback(*_: object) -> dict[str, object]:
+        nonlocal calls
+        calls += 1
+        if calls == 2 * STEPS + 3:  # in the first trial run
+            written_uncounted(flux)
+        return {}
+
+    with omnireuse.enable(flux.pipe) as handle:
+        for seed in range(2):
+            flux.run(steps=STEPS, seed=seed, callback_on_step_end=callback)
+        assert handle.tuning.runs == 2, "the trial run is not counted"
+        assert "weights of the measured pictures were replaced" in str(handle.tuning)
