@@ -27,7 +27,7 @@ _OF_DIFFUSERS = tuple(
         for name in ("models", "utils", "configuration_utils", "schedulers", "hooks", "pipelines.pipeline_utils")
     ]
 )
-_STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"})
+_STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF"})
 _FORMATS = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"})
 _FILLERS = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP"})
 _OF_ALL_WEIGHTS = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"})
@@ -40,7 +40,7 @@ class Facts(NamedTuple):
 
     Args:
         names: attributes, globals and strings like names.
-        stored: names under which it stores; a global with a colon in front.
+        stored: names under which it stores; a global, or a variable of a closure, with a colon in front.
         anew: those of them whose new value is not made of the old one alone, as that of ``self.calls += 1`` is.
         used: names that it mentions for anything but an update or a store.
         makes_names: it names attributes at run time (``vars``, ``__dict__``, an f-string with ``getattr``).
@@ -62,20 +62,25 @@ class Facts(NamedTuple):
 @functools.lru_cache(maxsize=8192)
 def facts(code: types.CodeType) -> Facts:
     """The facts of a code object, with those of the functions that are written inside of it."""
-    stored, anew, used, formats = set(), set(), set(_words(code.co_consts)), False
+    stored, anew, used, closed, formats = set(), set(), set(_words(code.co_consts)), set[str](), False
     steps = [step for step in dis.get_instructions(code) if step.opname not in _FILLERS]
     updates = {place: load for place in range(len(steps)) if (load := _updated(steps, place)) is not None}
     for place, step in enumerate(steps):
         formats = formats or step.opname in _FORMATS
-        name = f":{step.argval}" if step.opname.endswith("GLOBAL") else str(step.argval)
+        name = f":{step.argval}" if step.opname.endswith(("GLOBAL", "DEREF")) else str(step.argval)
+        if step.opname == "STORE_DEREF" and step.argval in code.co_cellvars:
+            continue  # a variable of this very call
         if step.opname in _STORES or place in updates:
             stored |= {name} if step.opname in _STORES else {str(steps[updates[place]].argval)}
             anew |= set() if place in updates else {name}
         elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_SUPER", "IMPORT")):
             used |= set() if place in updates.values() else {str(step.argval)}
+        elif step.opname == "LOAD_DEREF" and place not in updates.values():
+            closed.add(step.argval)
     mentioned = {*code.co_names, *used}
     makes_names = bool(mentioned & {"vars", "__dict__"}) or (formats and "getattr" in mentioned)
     takes_weights = bool(mentioned & _OF_ALL_WEIGHTS) and "next" not in mentioned
+    used |= closed
     found = Facts(frozenset(mentioned), frozenset(stored), frozenset(anew), frozenset(used), makes_names, takes_weights)
     return found.and_of([facts(each) for each in code.co_consts if isinstance(each, types.CodeType)])
 
