@@ -158,7 +158,7 @@ class Live(ABC):
             has_adapters = bool(conditions.told) or layout.scales is not None
             asks = run.calls == 1 and (not run.step or loop.call is None or (run.is_touched and has_adapters))
             if asks or not is_held or conditions.latest != run.changed_at:
-                self._look(run, model, (index, branch), given, others=loop.companions, asks=asks)
+                self._look(loop, run, (index, branch), given, adapters_of(model) if asks else None)
             if run.changed_at:
                 layout = layout._replace(conditions=run.changed_at)
             form = given, options, layout
@@ -227,20 +227,13 @@ class Live(ABC):
         return result
 
     def _look(
-        self,
-        run: Run,
-        model: torch.nn.Module,
-        branch: tuple[int, str],
-        given: Mapping[str, Any],
-        *,
-        others: Companions,
-        asks: bool,
+        self, loop: Loop, run: Run, branch: Hashable, given: Mapping[str, Any], adapters: Mapping[str, Hashable] | None
     ) -> None:
-        """Find out whether what the run is computed from has changed, as of this call; `asks` for adapters as well."""
-        conditions, step = run.conditions, run.step
-        if asks:
+        """Find out whether what the run is computed from has changed: the inputs of a call, and adapters if given."""
+        conditions, step, others = run.conditions, run.step, loop.companions
+        if adapters is not None:
             run.is_touched = False
-            for what, value in adapters_of(model).items():
+            for what, value in adapters.items():
                 conditions.tell(step, what, value)
         latest = conditions.look(branch, step, given, others.made if others.are_called else ())
         if latest != run.changed_at:

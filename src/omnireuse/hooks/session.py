@@ -230,8 +230,8 @@ class Session(Live):
         loops.calls.append(loop)
         loops.now = loop
         try:
-            with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as aside:
-                result = call.proceed(*aside.args, **aside.kwargs)
+            with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as (given, named):
+                result = call.proceed(*given, **named)
             self._end(is_complete=getattr(pipeline, "_interrupt", False) is not True)
         finally:
             self._end()
