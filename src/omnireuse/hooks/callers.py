@@ -100,7 +100,7 @@ def callbacks_aside(
         yield tuple(map(aside, args)), {name: aside(value) for name, value in kwargs.items()}
 
 
-def _called(after: After | None, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _called(after: After | None, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Call a callback, which is named while it runs; then tell `after` what it has changed."""
     # A function that is given no tensors by name, as the last argument, is no callback at a step's end.
     given = args[-1] if after is not None and args and isinstance(args[-1], dict) else None
@@ -197,7 +197,7 @@ class CallerWatch:
             self._classes[cls] = intercept_class(cls, "__call__", _called_by)
 
 
-def _called_by(proceed: Callable[..., Any], pipeline: Any, *args: Any, **kwargs: Any) -> Any:
+def _called_by(proceed: Callable[..., Any], pipeline: Any, *args: object, **kwargs: object) -> Any:
     with calling(pipeline), callbacks_aside(args, kwargs) as (given, named):
         return proceed(*given, **named)
 

@@ -128,7 +128,7 @@ class Live(ABC):
         """The handler of one denoiser's calls."""
         model, name = unwrapped(module), model_name(module)
 
-        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def called(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
             loop, callers = self._loops.now, CALLERS.get()
             run, given_name = loop.run, loop.context or loop.guided.batch
             # The scheduler's steps tell those of the pipeline's own call. All else is looked at.

@@ -127,16 +127,16 @@ def guider_handlers(guider: Any, guided: Callable[[], Guided]) -> dict[str, Call
         guided: gives the state of the loop that calls.
     """
 
-    def inputs_prepared(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def inputs_prepared(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         batches = proceed(*args, **kwargs)
         guided().to_come = iter([str(getattr(batch, guider._identifier_key)) for batch in batches])
         return batches
 
-    def models_prepared(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def models_prepared(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         guided().batch = next(guided().to_come, None)
         return proceed(*args, **kwargs)
 
-    def models_cleaned(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def models_cleaned(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         guided().batch = None
         return proceed(*args, **kwargs)
 
