@@ -103,8 +103,7 @@ def callbacks_aside(
 def _called(after: After | None, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Call a callback, which is named while it runs; then tell `after` what it has changed."""
     # A function that is given no tensors by name, as the last argument, is no callback at a step's end.
-    given = args[-1] if after is not None and args and isinstance(args[-1], dict) else None
-    before = None if given is None else _seen(given)
+    before = _seen(args[-1]) if after is not None and args and isinstance(args[-1], dict) else None
     token = CALLERS.set((*CALLERS.get(), _CALLBACK))
     try:
         result = proceed(*args, **kwargs)

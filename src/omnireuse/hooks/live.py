@@ -161,8 +161,7 @@ class Live(ABC):
                 self._look(loop, run, (index, branch), given, adapters_of(model) if asks else None)
             if run.changed_at:
                 layout = layout._replace(conditions=run.changed_at)
-            form = given, options, layout
-            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, *form)
+            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, given, options, layout)
             try:
                 if torch.is_grad_enabled():
                     call.refuse_gradients()
@@ -310,10 +309,8 @@ def form_of(
     is_held = held is not None
     for name, (value, version, address) in held.items() if held is not None else ():
         now = given.get(name, _ABSENT)
-        is_other = now is not value or (version is not None and now._version != version)
-        if is_other or (address and now.data_ptr() != address):
-            is_held = False
-            break
+        is_same = now is value and (version is None or now._version == version)
+        is_held = is_held and is_same and (not address or now.data_ptr() == address)
     scales = adapter_scales(module) if "peft_config" in vars(module) else None
     return given, tuple(options), Layout(tuple(tensors), scales, (), denoiser, controls), is_held
 
