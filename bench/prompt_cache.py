@@ -1,96 +1,53 @@
-"""What a prompt-embedding hit costs: in the process, by the size of the encoder, on disk, in Redis, and in a rollout.
+"""What the prompt-embedding cache costs: a hit and a miss beside the plain call, by the size of the encoder.
 
-    python -m bench prompt_cache [--only PART]
+    python -m bench prompt_cache [--before REVISION] [--rounds N]
 
-For ``hits`` the encoders have the structure of CLIP-L and T5-XXL but no data (the meta device) and return stored
-tensors of the true shapes: the cache's own cost remains. Best of several repeats. ``rollout`` encodes for real.
+Each version is measured in a process of its own: the one of this checkout, and that of REVISION, taken from git. They
+take turns, the best of all rounds counts, and a miss and the plain call alternate. All times are processor time of one
+thread. The encoders are tiny in width, so that a call costs what Python makes of its layers. Those of Flux's size have
+no data (the meta device): of them only the hit is measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import io
 import itertools
-import shutil
-import socket
+import json
+import os
 import subprocess
+import sys
+import tarfile
 import tempfile
 import time
 import timeit
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from transformers import CLIPTextConfig, CLIPTextModel, T5Config, T5EncoderModel
 
-from omnireuse.diffusion.cache.prompt_embed_cache import (
-    install_prompt_embed_cache,
-)
-from omnireuse.stores.disk import DiskTier
-from omnireuse.stores.redis import RedisTier
-from omnireuse.stores.tier import Tier
-from reference.captions import caption, held_out_scenes
-from reference.load import SAMPLING, load_image_pipeline
+from bench._common import new_parser, new_table, write_record
+from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
 from tests.helpers.prompt_pipelines import tokenizer
 
-CLIP_L = {"num_hidden_layers": 12, "intermediate_size": 3072, "num_attention_heads": 12}
+TOP = Path(__file__).parents[1]
+FIGURES = ("plain_us", "hit_us", "miss_us")
 
 
-class FluxSized:
-    """encode_prompt with Flux's signature, encoders and shapes: 77 CLIP and 512 T5 tokens."""
+class Tiny:
+    """encode_prompt with one small layer."""
 
     def __init__(self) -> None:
-        with torch.device("meta"):
-            self.text_encoder = CLIPTextModel(CLIPTextConfig(hidden_size=768, **CLIP_L)).eval()
-            t5 = T5Config(d_model=4096, d_ff=10240, num_layers=24, num_heads=64, feed_forward_proj="gated-gelu")
-            self.text_encoder_2 = T5EncoderModel(t5).eval()
-        self.outputs = (torch.zeros(1, 512, 4096, dtype=torch.bfloat16), torch.zeros(1, 768), torch.zeros(512, 3))
+        self.text_encoder, self.style = torch.nn.Linear(4, 4), "plain"
 
-    def encode_prompt(
-        self,
-        prompt: str,
-        prompt_2: str | None = None,
-        device: torch.device | None = None,
-        num_images_per_prompt: int = 1,
-        prompt_embeds: torch.Tensor | None = None,
-        pooled_prompt_embeds: torch.Tensor | None = None,
-        max_sequence_length: int = 512,
-        lora_scale: float | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Stored tensors, after a run of the encoders without data."""
-        ids = torch.zeros(1, 77, dtype=torch.int64, device="meta")
-        self.text_encoder(ids), self.text_encoder_2(ids)
-        return self.outputs
-
-
-def best_us(function: Callable[[], Any], number: int = 10, repeats: int = 500) -> float:
-    """Microseconds a call, best of many short repeats: one of them falls between the machine's other work."""
-    return min(timeit.repeat(function, number=number, repeat=repeats)) / number * 1e6
-
-
-def row(what: str, value: float, unit: str = "us") -> None:
-    """One line of the table."""
-    print(f"{what:<74}{value:>12.2f} {unit}")
-
-
-def hits_in_process() -> None:
-    """A whole hit, keys and the look at 416 weights included."""
-    prompt = "a photograph of an astronaut riding a horse on the beach at sunset, " * 5
-    pipeline = FluxSized()
-    install_prompt_embed_cache(pipeline)
-    call = functools.partial(
-        pipeline.encode_prompt,
-        prompt=prompt,
-        prompt_2=None,
-        device=torch.device("cpu"),
-        num_images_per_prompt=1,
-        prompt_embeds=None,
-        pooled_prompt_embeds=None,
-        max_sequence_length=512,
-        lora_scale=None,
-    )
-    call()
-    row("hit, 77-token CLIP + 512-token T5", best_us(call))
+    @torch.no_grad()
+    def encode_prompt(self, prompt: str) -> torch.Tensor:
+        """Some numbers."""
+        return self.text_encoder(torch.full((1, 4), float(len(prompt + self.style))))
 
 
 class Layered:
@@ -108,119 +65,96 @@ class Layered:
         return self.text_encoder(ids).last_hidden_state
 
 
-class Tiny:
-    """encode_prompt with one small layer."""
+class FluxSized:
+    """encode_prompt with the encoders of Flux, a CLIP-L and a T5-XXL of 416 weights together."""
 
     def __init__(self) -> None:
-        self.text_encoder, self.style = torch.nn.Linear(4, 4), "plain"
+        clip = {"num_hidden_layers": 12, "intermediate_size": 3072, "num_attention_heads": 12}
+        t5 = {"d_model": 4096, "d_ff": 10240, "num_layers": 24, "num_heads": 64, "feed_forward_proj": "gated-gelu"}
+        with torch.device("meta"):
+            self.text_encoder = CLIPTextModel(CLIPTextConfig(hidden_size=768, **clip)).eval()
+            self.text_encoder_2 = T5EncoderModel(T5Config(**t5)).eval()
+        self.outputs = torch.zeros(1, 512, 4096, dtype=torch.bfloat16), torch.zeros(1, 768)
 
     @torch.no_grad()
-    def encode_prompt(self, prompt: str) -> torch.Tensor:
-        """Some numbers."""
-        return self.text_encoder(torch.full((1, 4), float(len(prompt + self.style))))
+    def encode_prompt(self, prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
+        """Stored tensors, after a run of the encoders without data."""
+        ids = torch.zeros(1, len(prompt), dtype=torch.int64, device="meta")
+        self.text_encoder(ids), self.text_encoder_2(ids)
+        return self.outputs
 
 
-def layers() -> None:
-    """A whole hit, and what a miss adds to the call, by the size of the encoder."""
-    for what, pipeline in (
-        ("tiny pipeline", Tiny()),
-        *((f"CLIP of {n} layers", Layered(n)) for n in (1, 24, 96)),
-    ):
-        prompts = itertools.count()
-
-        def encode(p: Any = pipeline, prompts: Any = prompts) -> None:
-            p.encode_prompt(f"a cat {next(prompts)}")
-
-        plain = best_us(encode, 1, 40)
-        install_prompt_embed_cache(pipeline)
-        encode()
-        missed = best_us(encode, 1, 40)
-        pipeline.encode_prompt("a cat")
-        row(f"{what}: hit", best_us(functools.partial(pipeline.encode_prompt, "a cat"), 10, 200))
-        row("... call without the cache", plain)
-        row("... miss, from the second one on", missed)
+CASES: dict[str, Callable[[], Any]] = {
+    "tiny pipeline": Tiny,
+    "CLIP of 24 layers": functools.partial(Layered, 24),
+    "encoders of Flux": FluxSized,
+}
 
 
-def tiers() -> None:
-    """A 4 MB entry, from the byte store to tensors."""
-    value = (torch.randn(1, 512, 4096).bfloat16(), torch.randn(1, 768), None)
-
-    def measure(tier: Tier) -> None:
-        assert tier.put("k", value)
-        row(f"hit of a 4 MB entry, {tier.name}", best_us(lambda: tier.lookup("k"), 1, 10) / 1000, "ms")
-
-    with tempfile.TemporaryDirectory() as directory:
-        measure(DiskTier(directory, max_bytes=1 << 30))
-        server = shutil.which("redis-server") or shutil.which("valkey-server")
-        if server is None:
-            print("hit of a 4 MB entry, redis: skipped, no redis-server or valkey-server here")
-            return
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        command = [server, "--port", str(port), "--bind", "127.0.0.1", "--save", ""]
-        process = subprocess.Popen(command, cwd=directory, stdout=subprocess.DEVNULL)
-        try:
-            tier = RedisTier(f"redis://127.0.0.1:{port}/0", timeout_s=10)
-            while not tier.put("up", 1):
-                tier.breaker.report(ok=True)
-                time.sleep(0.05)
-            measure(tier)
-            tier.close()
-        finally:
-            process.terminate()
-            process.wait(10)
+def best_us(function: Callable[[], Any], number: int, repeats: int) -> float:
+    """Microseconds of this thread's processor time a call, best of many short repeats."""
+    return min(timeit.repeat(function, number=number, repeat=repeats, timer=time.thread_time)) / number * 1e6
 
 
-PROMPTS, SEEDS = 64, 8
+def measure() -> None:
+    """Print the figures of the version that this process has imported, by case."""
+    torch.set_num_threads(1)
+    found = {}
+    for name, make in CASES.items():
+        plain, cached = make(), make()
+        install_prompt_embed_cache(cached)
+        for prompt in ("a cat", "a dog", "a cat"):
+            cached.encode_prompt(prompt)
+        hit = best_us(functools.partial(cached.encode_prompt, "a cat"), 10, 200)
+        if name == "encoders of Flux":
+            found[name] = {"hit_us": hit}
+            continue
+        prompts, pairs = itertools.count(), []
+        for _ in range(40):
+            prompt = f"a cat {next(prompts)}"
+            pairs.append([best_us(functools.partial(each.encode_prompt, prompt), 1, 1) for each in (plain, cached)])
+        plain_us, miss_us = map(min, zip(*pairs, strict=True))
+        found[name] = {"plain_us": plain_us, "hit_us": hit, "miss_us": miss_us}
+    print(json.dumps(found))
 
 
-def rollout() -> None:
-    """64 prompts x 8 seeds through ``encode_prompt`` of the reference image pipeline; its images, on fewer of them."""
-    pipeline = load_image_pipeline()
-    pipeline.set_progress_bar_config(disable=True)
-    prompts = [caption(scene) for scene in held_out_scenes(PROMPTS)]
-
-    def encode(names: list[str]) -> float:
-        start = time.perf_counter()
-        with torch.no_grad():
-            for name in names:
-                for _ in range(SEEDS):
-                    for text in (name, SAMPLING["negative_prompt"]):
-                        pipeline.encode_prompt(text, max_sequence_length=SAMPLING["max_sequence_length"], device="cpu")
-        return time.perf_counter() - start
-
-    def draw(names: list[str], steps: int = 4) -> float:
-        start = time.perf_counter()
-        for name in names:
-            for seed in range(2):
-                generator = torch.Generator().manual_seed(seed)
-                pipeline(name, generator=generator, **SAMPLING | {"num_inference_steps": steps})
-        return time.perf_counter() - start
-
-    encode(prompts[:1])
-    row(f"reference pipeline, {PROMPTS} prompts x {SEEDS} seeds, encode_prompt without the cache", encode(prompts), "s")
-    row("... 4 prompts x 2 seeds drawn in 4 steps without the cache", draw(prompts[:4]), "s")
-    cache = install_prompt_embed_cache(pipeline, max_size=2 * PROMPTS)
-    assert cache is not None
-    row(f"... encode_prompt with it ({PROMPTS + 1} encodes)", encode(prompts), "s")
-    if (cache.misses, cache.hits) != (PROMPTS + 1, 2 * PROMPTS * SEEDS - PROMPTS - 1):
-        raise SystemExit(f"expected {PROMPTS + 1} encodes, got {cache.stats()}")
-    row("... drawn with it", draw(prompts[:4]), "s")
-    row("... bytes of its entries", cache.details()["num_bytes"] / 2**20, "MiB")
+def measured(source: Path) -> dict[str, dict[str, float]]:
+    """The figures of the package in a folder, in a process of its own."""
+    paths = os.pathsep.join(map(str, (source, TOP)))
+    command = [sys.executable, "-c", "from bench import prompt_cache; prompt_cache.measure()"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": paths}, stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)  # type: ignore[no-any-return]  # what `measure` printed
 
 
-PARTS: dict[str, Callable[[], None]] = {"hits": hits_in_process, "layers": layers, "tiers": tiers, "rollout": rollout}
+def unpacked(revision: str, folder: str) -> Path:
+    """The sources of a revision."""
+    archive = subprocess.run(["git", "archive", revision, "src"], cwd=TOP, stdout=subprocess.PIPE, check=True).stdout
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        tar.extractall(folder, filter="data")
+    return Path(folder) / "src"
 
 
 def main(options: list[str] | None = None) -> None:
-    """Run all and print a table."""
-    parser = argparse.ArgumentParser(prog="python -m bench prompt_cache", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--only", choices=PARTS, help="one part")
+    """Measure, print a table and write the record."""
+    parser: argparse.ArgumentParser = new_parser("prompt_cache", __doc__)
+    parser.add_argument("--before", metavar="REVISION", help="measure the package of this revision as well")
+    parser.add_argument("--rounds", type=int, default=2, help="processes of each version")
     arguments = parser.parse_args(options)
-    for name, part in PARTS.items():
-        if arguments.only in (None, name):
-            part()
+    with tempfile.TemporaryDirectory() as folder:
+        sources = {"now": TOP / "src"}
+        if arguments.before:
+            sources = {arguments.before: unpacked(arguments.before, folder)} | sources
+        rounds = [(version, measured(source)) for _ in range(arguments.rounds) for version, source in sources.items()]
+    rows = []
+    for case, version in itertools.product(CASES, sources):
+        each = [found[case] for name, found in rounds if name == version]
+        best = {figure: round(min(one[figure] for one in each), 1) for figure in FIGURES if figure in each[0]}
+        rows.append({"case": case, "version": version, **best})
+    table = new_table("Microseconds a call", "case", "version", "plain call", "hit", "miss")
+    for row in rows:
+        table.add_row(row["case"], row["version"], *[str(row.get(figure, "")) for figure in FIGURES])
+    Console().print(table)
+    write_record({"rows": rows, "torch": torch.__version__}, arguments.out, "prompt_cache")
 
 
 if __name__ == "__main__":

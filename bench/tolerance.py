@@ -224,7 +224,7 @@ def played(player: Latents | Pictures, method: str, setting: float, draw: int) -
             return judged(player, handle, one_by_one=True)
     first = len(player.judged) + JUDGED * draw
     with player.tuned(range(first, first + JUDGED), **{player.asked: setting}) as handle:
-        if handle.tuning.state == "measuring":  # shadows are due before the next picture
+        if handle.tuning.state == "measuring":  # trial runs are due before the next picture
             player.run([first])
         follows_rule = handle.tuning.expected is None and player.asked == "tolerance"
         return judged(player, handle, one_by_one=follows_rule) | said(handle)

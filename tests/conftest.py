@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import shutil
 import socket
@@ -25,12 +26,17 @@ TOOLS = {
 """What the reasons of skipped tests have in them -> how to get what is missing."""
 
 # How long an example takes says nothing about whether it holds.
-settings.register_profile("patient", deadline=None)
-settings.load_profile("patient")
+settings.register_profile("quick", deadline=None, max_examples=25)
+settings.register_profile("whole", deadline=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--write-golden", action="store_true", help="write tests/unit/diffusion/golden.json anew")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # `make test` leaves out sweeps, and three quarters of the examples of each property.
+    settings.load_profile("quick" if "not sweep" in config.option.markexpr else "whole")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,6 +47,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         file = item.path.relative_to(tests)
         folder = file.parent.as_posix()
         item.add_marker(pytest.mark.xdist_group(folder if folder in SHARED else file.as_posix()))
+
+
+def pytest_collection_finish() -> None:
+    # What torch, diffusers and transformers have made stays until the end; collections need not look through it.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from omnireuse.base.extras import check_extra
+from omnireuse.base.terminal import notes
 from omnireuse.cli.options import Quiet, Verbose
 from omnireuse.cli.program import INTERRUPTED
 from reference.demo.config import DemoConfig
@@ -55,6 +56,7 @@ def run(
     """
     config = DemoConfig(video=video, model=model, out=out, steps=steps, guidance=guidance, prompts=prompts, seed=seed)
     check_extra("python -m reference demo", "lab")
+    notes.print("loading the libraries and the reference pipeline")
     from reference.demo.command import run_demo
 
     return 0 if run_demo(config, Console()) else INTERRUPTED

@@ -126,8 +126,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
     folder = case.find(config.model)
     earlier = _written_before(config.out)
     check_writable(config.out / RECORD)
-    with notes.status("loading the reference pipeline"):
-        pipeline = load_quietly(case, folder)
+    pipeline = load_quietly(case, folder)
     notes.print(
         f"{config.prompts} prompts, each in full ({config.full_steps} steps), with each cache, and with as few plain "
         "steps as the cache computed. [cyan]█[/] computed, [dim]░[/] reused.",
@@ -147,6 +146,12 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         for path in earlier:
             path.unlink(missing_ok=True)
         bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(caches)), strip="")
+
+        def advance(name: str) -> None:
+            progress.update(bar, advance=1, description=name)
+            if not notes.is_terminal:
+                notes.print(f"{progress.tasks[bar].completed:g} of {progress.tasks[bar].total:g}: {name}")
+
         workload = reference_workload(
             case,
             pipeline,
@@ -161,7 +166,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
             [partial(case.check, scene) for scene in case.held_out(config.prompts, seed=config.seed)],
             caches,
             folder=config.out,
-            advance=lambda name: progress.update(bar, advance=1, description=name),
+            advance=advance,
             decided=lambda decision: progress.update(bar, strip=live.add(decision)),
         )
     comparison = Comparison(

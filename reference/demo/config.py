@@ -34,7 +34,7 @@ class DemoConfig:
     out: Path = Path("out/demo")
     steps: int | None = None
     guidance: float | None = None
-    prompts: int = 6
+    prompts: int = 3
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Full runs that are recorded, and runs that are led along them, on any pipeline."""
+"""Full runs that are recorded, and runs that fit weights along them, on any pipeline."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def recorded(pipeline: Any, run: Callable[[], T], steps: int) -> tuple[FullRun, 
     return FullRun.of(recording), result
 
 
-def led(pipeline: Any, run: Callable[[], T], fit: WeightFit, full: FullRun) -> T:
+def fit_along(pipeline: Any, run: Callable[[], T], fit: WeightFit, full: FullRun) -> T:
     """What a run returns that fits weights along a full run."""
     region = StepRegion(stepper=TrialStepper(full, fit.first_gap, FitStepper(fit, full, pipeline.scheduler)))
     with Handle(pipeline, (FULL, "fit", (InRegion(lambda *_: region),))):

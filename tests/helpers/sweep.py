@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -21,3 +22,10 @@ def sweep(values: Iterable[Any], *, quick: Collection[Any]) -> list[Any]:
         *(value for value in values if value in quick),
         *(pytest.param(*value, marks=pytest.mark.sweep) for value in rest),
     ]
+
+
+def crossed(*axes: Sequence[Any]) -> list[Any]:
+    """Each value with each of the other axes as parameters of a test; `make test` takes each value once or more."""
+    longest = max(map(len, axes))
+    quick = [tuple(axis[place % len(axis)] for axis in axes) for place in range(longest)]
+    return sweep(itertools.product(*axes), quick=quick)

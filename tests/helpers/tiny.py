@@ -72,8 +72,9 @@ FLUX: dict[str, Any] = {
 }
 
 
-def flux(**scheduler: Any) -> Tiny:
-    transformer = varied(FluxTransformer2DModel(num_layers=2, num_single_layers=2, **FLUX))
+def flux(*, layers: int = 2, **scheduler: Any) -> Tiny:
+    """Flux with as many double as single blocks."""
+    transformer = varied(FluxTransformer2DModel(num_layers=layers, num_single_layers=layers, **FLUX))
     vae = AutoencoderKL(block_out_channels=(4,), norm_num_groups=1, latent_channels=4, shift_factor=0.0)
     pipe = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(**scheduler),
@@ -101,6 +102,11 @@ def flux(**scheduler: Any) -> Tiny:
         return given
 
     return _quiet(pipe, inputs)
+
+
+def small_flux(**scheduler: Any) -> Tiny:
+    """For what depends on no number of blocks, in a good half of the time."""
+    return flux(layers=1, **scheduler)
 
 
 def wan() -> Tiny:

@@ -68,7 +68,7 @@ class RequestReuse(Stepper):
     Attributes:
         plan: of the request.
         name: of the request, for warnings.
-        generation: its state; None if the request computes every step, because it is measured or for want of reuse.
+        generation: its state; None if the request computes every step, because it is measured or has no reuse.
         computed, reused: steps so far.
         chunk: of a streaming request, whose chunks are denoised one after the other.
         first: the step that its generation began with.
@@ -89,7 +89,7 @@ class RequestReuse(Stepper):
     weights: int = -1
 
     def start(self, scheduler: Any, total: int, *, at: int = 0) -> None:
-        """Begin a run of so many steps, `at` one of them. What it cannot give is logged: once in so many words.
+        """Begin a run of so many steps, `at` one of them. What it cannot give is logged once for each text.
 
         Args:
             scheduler: of the request, with its timesteps.

@@ -11,7 +11,7 @@ The engine keeps a state of each request, whose attributes are read here: `laten
 `request_id`, and two mappings: `extra`, which is freed with the request, and `stage_durations`, whose figures travel to
 its response.
 
-Tuning measures one request at a time, and the others go on with the untuned default. Shadows begin when all pictures
+Tuning measures one request at a time, and the others go on with the untuned default. Trial runs begin when all pictures
 are measured. Each wave makes one call of the model for them, with a copy of a measured request that is no part of it.
 """
 
@@ -30,7 +30,7 @@ from omnireuse.hooks.run import RunStart
 from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.planning.solver import next_latents
 from omnireuse.policies.base import Policy
-from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.entry import TuningEntry
 from omnireuse.tuning.loops import LoopTrials, LoopTuner, MeasuredLoop, RepeatableLoop, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import unchanged_random_states
@@ -258,10 +258,10 @@ class WaveTuner(LoopTuner):
         self._denoise = denoise
         self._measured: Callable[[], MeasuredLoop | None] = lambda: None
         """The request that is measured. It ends with the engine's state of it, if it is aborted, say."""
-        self._entry: Entry | None = None
+        self._entry: TuningEntry | None = None
         """Of the request that is measured."""
         self._under_way: Generator[None, None, None] | None = None
-        """The shadows that are being made."""
+        """The trial runs that are being made."""
 
     def plan(self, plan: RequestPlan, loop: WaveLoop) -> RequestPlan:
         """The plan of a request that begins: the given one, a tuned one, or one that measures it."""
@@ -274,14 +274,14 @@ class WaveTuner(LoopTuner):
             self._measured, self._entry = weakref.ref(plan.measured), plan.entry
         return plan
 
-    def find(self, policy: Policy, loop: RepeatableLoop, **apart: str) -> Entry:
+    def find(self, policy: Policy, loop: RepeatableLoop, **apart: str) -> TuningEntry:
         entry = super().find(policy, loop, **apart)
         if entry.strategy is not None and entry.strategy.region != "step":
             self.say("a kept plan has weights for the branches of guidance, and waves are forecast after it")
             entry = super().find(policy, loop, **apart, guidance="as one call")
         return entry
 
-    def may_measure(self, entry: Entry, loop: RepeatableLoop, host: Any) -> bool:
+    def may_measure(self, entry: TuningEntry, loop: RepeatableLoop, host: Any) -> bool:
         return self._under_way is None and self._measured() is None
 
     def forget(self) -> None:
@@ -310,13 +310,13 @@ class WaveTuner(LoopTuner):
         if entry.is_whole:
             self.go_on(entry, self._denoise)
 
-    def go_on(self, entry: Entry, host: Any) -> None:
-        """Let the waves to come make the shadows that are due."""
+    def go_on(self, entry: TuningEntry, host: Any) -> None:
+        """Let the waves to come make the trial runs that are due."""
         if self._under_way is None and not entry.is_busy:
             self._under_way = self._going_on(entry)
 
     def after_wave(self) -> None:
-        """Go on with the shadows that are due, by one call of the model at most. The wave is done, and goes on."""
+        """Go on with the trial runs that are due, by one call of the model at most. The wave is done, and goes on."""
         if self._under_way is None:
             return
         try:
@@ -324,11 +324,11 @@ class WaveTuner(LoopTuner):
                 next(self._under_way)
         except StopIteration:
             self._under_way = None
-        except Exception:  # no request may fail because a shadow does
+        except Exception:  # no request may fail because a trial run does
             self._under_way = None
             logger.exception("trial runs have ended, and the untuned default is used")
 
-    def _going_on(self, entry: Entry) -> Pausing[None]:
+    def _going_on(self, entry: TuningEntry) -> Pausing[None]:
         entry.is_busy = True
         try:
             yield from entry.going_on(LoopTrials(self._denoise))

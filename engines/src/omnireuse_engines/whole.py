@@ -27,7 +27,7 @@ class WholeRequests:
     """Reuse on one pipeline that serves one request, or one batch of requests, after the other.
 
     Requests that follow the server's own settings are measured and tuned. Those that ask for something else are not:
-    the wish of one client would cost the others the time of its shadows.
+    the wish of one client would cost the others the time of its trial runs.
 
     Args:
         settings: of the server.

@@ -24,7 +24,7 @@ from omnireuse.policies.error_control import ErrorControl
 from omnireuse.policies.fixed import Steps
 from omnireuse.policies.spread import Spread
 from omnireuse.profiles.guidance import CalibratedRuns
-from omnireuse.profiles.profile import Choice, Profile, profile_for
+from omnireuse.profiles.profile import PlanChoice, Profile, profile_for
 from omnireuse.profiles.target import Target
 
 __all__ = ["SEVERAL_KINDS", "Profiled", "in_fitting_region", "strategy_for", "strategy_of"]
@@ -56,7 +56,7 @@ def strategy_for(
     region: str | None = None,
     untuned: Callable[[str], str] = lambda _: "no engine tunes for it",
     place: str = "enable",
-) -> Choice:
+) -> PlanChoice:
     """The strategy for a target; the default without one.
 
     Args:
@@ -91,12 +91,12 @@ def strategy_for(
                 f"or be expected of tuning, which is off ({why}); give profile=, which omnireuse.calibrate makes, or "
                 "tolerance=, the share of the final latents that reuse may change, which needs neither"
             )
-        return Choice(strategy, str(target))
+        return PlanChoice(strategy, str(target))
     if target.tolerance is not None:
         strategy = Strategy(policy=ErrorControl(tolerance=target.tolerance), forecaster=Blend())
     else:
         strategy = Strategy.default(**target.keywords)
-    return Choice(in_fitting_region(strategy, pipeline, region), str(target))
+    return PlanChoice(in_fitting_region(strategy, pipeline, region), str(target))
 
 
 @dataclass(frozen=True)

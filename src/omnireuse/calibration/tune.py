@@ -90,7 +90,7 @@ def tune(
             bar.update()
             _refuse_untuned(handle)
         if handle.tuning.state == "measuring":
-            # The shadows of a single call come before the next one.
+            # The trial runs of a single call come before the next one.
             caller.result([0])
         _refuse_untuned(handle)
         profile = handle.tuned_profile

@@ -65,14 +65,14 @@ class Chosen:
     Attributes:
         strategy: decides and forecasts.
         region: takes its calls in place of the session's region; None for that one.
-        kind: "reuse"; "measured" for a full run that is measured; "shadow" for a run of its own beside a picture, which
-            is counted nowhere.
+        kind: "reuse"; "measured" for a full run that is measured; "uncounted" for a run beside a
+            picture, which is counted nowhere.
         references: which computed calls of an editing model are full; None for what the session does.
     """
 
     strategy: Strategy
     region: Region | None = None
-    kind: Literal["reuse", "measured", "shadow"] = "reuse"
+    kind: Literal["reuse", "measured", "uncounted"] = "reuse"
     references: Any = None
 
 

@@ -331,14 +331,14 @@ class Session(Live):
         )
         asked = (*([loop.chooser] if loop.chooser is not None else []), *(each.choose for each in self.extensions))
         chosen = next((found for choose in asked if (found := choose(start))), Chosen(strategy=self.strategy))
-        is_shadow = chosen.kind == "shadow"
+        is_uncounted = chosen.kind == "uncounted"
         generation = self.generation(chosen.strategy, start)
-        if not is_shadow:
+        if not is_uncounted:
             generation.number, generation.hooks = next(self._numbers), self.hooks
         region = chosen.region or self._region_for(chosen.strategy)
         loop.had_run, loop.run = True, Run(generation, chosen.kind, region, chosen.references)
         caution = None
-        if generation.total is not None and not is_shadow:
+        if generation.total is not None and not is_uncounted:
             caution = chosen.strategy.policy.caution(generation.total, generation.noises)
         if caution is not None:  # a second run of the same length adds nothing
             self._said.say(caution)
@@ -367,7 +367,7 @@ class Session(Live):
         kept = run.kept_bytes if run.kind == "reuse" else 0
         generation.finish()
         run.latents = None
-        if run.kind == "shadow":
+        if run.kind == "uncounted":
             return
         if generation.outputs.fell_back:
             self.emit(FellBack("forecasts of the raw output"))

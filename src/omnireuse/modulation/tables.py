@@ -18,6 +18,7 @@ from torch import nn
 from omnireuse.hooks.interception import Interception, compiled_call, intercept, is_optimized
 from omnireuse.modulation.ahead import Ahead
 from omnireuse.modulation.call import NOW, Call
+from omnireuse.modulation.compiled import unwatch, watch
 from omnireuse.modulation.groups import Groups
 from omnireuse.modulation.rows import Row, Rows
 from omnireuse.modulation.table import Kept, Key, Table
@@ -53,7 +54,7 @@ class Tables:
         self._lock = threading.RLock()
         self._active = self._calls = 0
         self._rounds, self._groups, self._ahead = Rounds(), Groups(), Ahead(cache)
-        self._evicted = 0
+        self._evicted, self._is_compiled = 0, False
         self._tables: dict[Table, Interception] = {}
         self._on_calls = intercept(denoiser, self, {"__call__": self._call})
         self._watch()
@@ -129,6 +130,7 @@ class Tables:
             self._tables.pop(table).undo()
         if not self._tables:
             self._groups.restore()
+            unwatch(self.denoiser)
 
     def _change(self, tables: Iterable[Table]) -> None:
         """Drop the rows of tables whose weights may have changed, and of those after them."""
@@ -314,6 +316,14 @@ class Tables:
             if vars(module)["_modules"].get("base_layer") in away:
                 module.to(device)
 
+    def _before_compiling(self) -> None:
+        """Bring all weights back for good."""
+        if not self._is_compiled:
+            self._is_compiled = True
+            with self._lock:
+                self._come_back()
+            self._cache.bypass("compiled", "the whole denoiser")
+
     def _settle(self, table: Table) -> None:
         """Take weights that somebody has moved or changed as they are now."""
         weights = table.weights
@@ -343,7 +353,7 @@ class Tables:
 
     def _let_go(self, tables: Sequence[Table]) -> None:
         """Move weights away whose every row of a schedule is there."""
-        if self._cache.release is None:
+        if self._cache.release is None or self._is_compiled:
             return
         first = next(self.denoiser.parameters(), None)  # by which everybody tells where a model is
         grouped = {each for group in self._groups.of(self.denoiser) for top in group.modules for each in top.modules()}
@@ -351,9 +361,13 @@ class Tables:
         for table in tables:
             own, is_streamed = table.weights.parameters, table.module in grouped
             has_adapter = table.name.endswith(".base_layer")  # it merges on the device that it is on
-            if own and own[0] is not first and table.weights.can_leave and not has_adapter:
+            if not table.weights.can_leave:
+                self._cache.bypass("quantised", table.name)
+            elif own and own[0] is not first and not table.weights.away and not has_adapter:
                 table.weights.leave(self._cache.put_away, is_there=is_streamed and own[0].device.type == "cpu")
                 gone += [table.module] * bool(table.weights.away)
+        if any(table.weights.away for table in tables):
+            watch(self.denoiser, self._before_compiling)
         if grouped.intersection(gone):
             self._groups.take_out(self.denoiser, gone)
 

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from omnireuse.base.weights import plain_tensors
+
 __all__ = ["Weights", "contents"]
 
 _SAMPLE = 4096
@@ -51,10 +53,12 @@ class Weights:
 
     @property
     def can_leave(self) -> bool:
-        """Whether the data can be moved: that of plain parameters, which nothing else describes."""
-        return not self.away and all(
-            type(each) is nn.Parameter
+        """Whether the data can be moved: plain tensors of numbers. All else that a class of parameters knows stays on
+        the parameter. Quantised weights stay, because tensors beside them belong to them."""
+        return all(
+            isinstance(each, nn.Parameter)
             and type(each.data) is torch.Tensor
+            and each.is_floating_point()
             and each.is_contiguous()
             and each.device.type != "meta"
             for each in self.parameters
@@ -104,7 +108,8 @@ class Weights:
         parameters = self.away if self.are_hidden else own["_parameters"].values()
         for each in (*parameters, *own["_buffers"].values()):
             if isinstance(each, torch.Tensor):
-                yield from _inner(each.data if type(each) is nn.Parameter else each)
+                inside = plain_tensors(each.data if type(each) is nn.Parameter else each)
+                yield from (part.as_subclass(torch.Tensor) for part in inside if not part.is_meta and part.numel())
 
     def leave(self, put: Callable[[torch.Tensor], torch.Tensor], *, is_there: bool = False) -> None:
         """Move the data.
@@ -169,14 +174,6 @@ def _address(tensor: torch.Tensor) -> int | None:
         return tensor.data_ptr()
     except RuntimeError:  # a wrapper without storage of its own
         return None
-
-
-def _inner(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _inner(getattr(tensor, name))
-    elif tensor.device.type != "meta" and tensor.numel():
-        yield tensor.as_subclass(torch.Tensor)
 
 
 def contents(weights: Sequence[Weights], *, is_whole: bool = False) -> list[dict[bool, Any]]:

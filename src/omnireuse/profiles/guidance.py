@@ -15,7 +15,7 @@ from omnireuse.hooks.session import Session
 from omnireuse.loop.events import FellBack, Unlike
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.call_arguments import arguments_of, differences, scales_of
-from omnireuse.profiles.profile import Choice
+from omnireuse.profiles.profile import PlanChoice
 
 __all__ = ["DEFAULT_PLAN", "CalibratedRuns"]
 
@@ -34,7 +34,7 @@ class CalibratedRuns(Extension):
         fallback: the strategy for other guidance than the profile's.
     """
 
-    def __init__(self, pipeline: Any, chosen: Choice, fallback: Strategy) -> None:
+    def __init__(self, pipeline: Any, chosen: PlanChoice, fallback: Strategy) -> None:
         known = chosen.known
         assert known is not None, "a profile chose it"
         assert chosen.promise is not None, "a profile says what it promises"

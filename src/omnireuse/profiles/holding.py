@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from omnireuse.base.weights import plain_tensors, sampled
 from omnireuse.hooks.denoisers import unwrapped
-from omnireuse.pipelines.snapshot import is_adapter, plain_tensors, sampled
+from omnireuse.pipelines.snapshot import is_adapter
 
 __all__ = ["PLAIN", "Holding", "held_by", "held_in"]
 

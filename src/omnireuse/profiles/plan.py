@@ -35,7 +35,7 @@ class Evidence(Record, frozen=True, kw_only=True):
     Attributes:
         errors: relative L1 error of the final latents of each measured picture.
         untuned: the same with the untuned default; empty if that computes every step.
-        runs: work of full runs and shadows, in full runs of one call; 0 after a calibration.
+        runs: work of full runs and trial runs, in full runs of one call; 0 after a calibration.
         closeness: PSNR of each picture in dB to the full run's; empty after tuning, unless a quality was asked for.
         stays: whether the untuned default, which the errors are of, was taken.
     """

@@ -26,7 +26,7 @@ from omnireuse.profiles.sharing import found
 from omnireuse.profiles.target import Target
 from omnireuse.summary.summary import Promise
 
-__all__ = ["FEWEST_HELD_OUT", "HEAD", "Choice", "Plan", "Profile", "profile_for"]
+__all__ = ["FEWEST_HELD_OUT", "HEAD", "Plan", "PlanChoice", "Profile", "profile_for"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -34,7 +34,7 @@ HEAD = {"format": 6}
 """First entries of the file."""
 
 
-class Choice(NamedTuple):
+class PlanChoice(NamedTuple):
     """The strategy for one target, its name for logs and the summary, and what a profile promises of it."""
 
     strategy: Strategy
@@ -183,7 +183,7 @@ class Profile(Record, frozen=True, kw_only=True):
         target = Target.of("profile", speedup=speedup, computed_steps=computed_steps, quality=quality)
         return self.choose(target).strategy
 
-    def choose(self, target: Target, pipeline: Any = None) -> Choice:
+    def choose(self, target: Target, pipeline: Any = None) -> PlanChoice:
         """The strategy for one target: exactly as many computed steps as are asked for.
 
         If no plan has that number, and in runs of another length or at other noise levels, the default's steps
@@ -207,13 +207,13 @@ class Profile(Record, frozen=True, kw_only=True):
             if count not in self.plans:
                 return self._without_plan(count, elsewhere)
             plan = self.plans[count]
-        return Choice(
+        return PlanChoice(
             plan.strategy(self.coordinates, elsewhere),
             f"profile: {count} of {total} steps",
             self.promise(plan, pipeline),
         )
 
-    def _without_plan(self, count: int, policy: Spread) -> Choice:
+    def _without_plan(self, count: int, policy: Spread) -> PlanChoice:
         total, having = self.num_inference_steps, ", ".join(map(str, sorted(self.plans))) or "none"
         but = (
             f"the profile has no plan for {count} of {total} steps, but for {having}; the run follows the "
@@ -222,7 +222,7 @@ class Profile(Record, frozen=True, kw_only=True):
         logger.info("%s; nothing is promised", but)
         promise = Promise(tenth=-math.inf, expected=math.nan, prompts=0, coordinates=self.coordinates, but=but)
         name = f"{count} of {total} steps, without a plan of the profile"
-        return Choice(Strategy(policy=policy, forecaster=Blend()), name, promise)
+        return PlanChoice(Strategy(policy=policy, forecaster=Blend()), name, promise)
 
     def promise(self, plan: Plan, pipeline: Any = None) -> Promise:
         """What is known of the plan's quality, and for which runs. Nothing is promised of a pipeline that computes

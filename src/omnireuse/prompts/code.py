@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import operator
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,7 +14,7 @@ from torch import nn
 
 from omnireuse.prompts.keys import digest_of
 
-__all__ = ["Code", "Facts", "code_digest", "facts", "functions_of", "is_library", "stored_by"]
+__all__ = ["Code", "Facts", "code_digest", "facts", "facts_of_class", "functions_of", "is_library"]
 
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("torch", "transformers", "tokenizers", "numpy", "PIL", "huggingface_hub", "accelerate", "peft", "safetensors"),
@@ -26,7 +27,7 @@ _OF_DIFFUSERS = tuple(
         for name in ("models", "utils", "configuration_utils", "schedulers", "hooks", "pipelines.pipeline_utils")
     ]
 )
-_STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL"})
+_STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF"})
 _FORMATS = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"})
 _FILLERS = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP"})
 _OF_ALL_WEIGHTS = frozenset({"parameters", "named_parameters", "buffers", "named_buffers", "state_dict"})
@@ -35,46 +36,53 @@ _LONGEST = 80  # characters of a string that names something
 
 
 class Facts(NamedTuple):
-    """What one code object says.
+    """What code objects say.
 
     Args:
         names: attributes, globals and strings like names.
-        stored: names under which it stores; a global with a colon in front.
+        stored: names under which it stores; a global, or a variable of a closure, with a colon in front.
         anew: those of them whose new value is not made of the old one alone, as that of ``self.calls += 1`` is.
         used: names that it mentions for anything but an update or a store.
         makes_names: it names attributes at run time (``vars``, ``__dict__``, an f-string with ``getattr``).
         takes_weights: it asks a module for all its weights. (``next(module.parameters())`` asks for a dtype.)
     """
 
-    names: frozenset[str]
-    stored: frozenset[str]
-    anew: frozenset[str]
-    used: frozenset[str]
-    makes_names: bool
-    takes_weights: bool
+    names: frozenset[str] = frozenset()
+    stored: frozenset[str] = frozenset()
+    anew: frozenset[str] = frozenset()
+    used: frozenset[str] = frozenset()
+    makes_names: bool = False
+    takes_weights: bool = False
+
+    def and_of(self, others: Iterable[Facts]) -> Facts:
+        """These and those of others."""
+        return Facts(*[functools.reduce(operator.or_, column) for column in zip(self, *others, strict=True)])
 
 
 @functools.lru_cache(maxsize=8192)
 def facts(code: types.CodeType) -> Facts:
     """The facts of a code object, with those of the functions that are written inside of it."""
-    stored, anew, used, formats = set(), set(), set(_words(code.co_consts)), False
+    stored, anew, used, closed, formats = set(), set(), set(_words(code.co_consts)), set[str](), False
     steps = [step for step in dis.get_instructions(code) if step.opname not in _FILLERS]
     updates = {place: load for place in range(len(steps)) if (load := _updated(steps, place)) is not None}
     for place, step in enumerate(steps):
         formats = formats or step.opname in _FORMATS
-        name = f":{step.argval}" if step.opname.endswith("GLOBAL") else str(step.argval)
+        name = f":{step.argval}" if step.opname.endswith(("GLOBAL", "DEREF")) else str(step.argval)
+        if step.opname == "STORE_DEREF" and step.argval in code.co_cellvars:
+            continue  # a variable of this very call
         if step.opname in _STORES or place in updates:
             stored |= {name} if step.opname in _STORES else {str(steps[updates[place]].argval)}
             anew |= set() if place in updates else {name}
         elif step.opname.startswith(("LOAD_ATTR", "LOAD_METHOD", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_SUPER", "IMPORT")):
             used |= set() if place in updates.values() else {str(step.argval)}
+        elif step.opname == "LOAD_DEREF" and place not in updates.values():
+            closed.add(step.argval)
     mentioned = {*code.co_names, *used}
     makes_names = bool(mentioned & {"vars", "__dict__"}) or (formats and "getattr" in mentioned)
     takes_weights = bool(mentioned & _OF_ALL_WEIGHTS) and "next" not in mentioned
+    used |= closed
     found = Facts(frozenset(mentioned), frozenset(stored), frozenset(anew), frozenset(used), makes_names, takes_weights)
-    inner = [facts(each) for each in code.co_consts if isinstance(each, types.CodeType)]
-    sets = [one.union(*others) for one, *others in zip(*[each[:4] for each in (found, *inner)], strict=True)]
-    return Facts(*sets, *[any(flags) for flags in zip(*[each[4:] for each in (found, *inner)], strict=True)])
+    return found.and_of([facts(each) for each in code.co_consts if isinstance(each, types.CodeType)])
 
 
 def _updated(steps: list[dis.Instruction], place: int) -> int | None:
@@ -100,17 +108,11 @@ def _words(constants: Iterable[Any]) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def stored_by(kind: type) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Names that the methods of a layer's class store, store anew, and use (see `Facts`)."""
-    stored: set[str] = set()
-    anew: set[str] = set()
-    used: set[str] = set()
-    for base in kind.__mro__:
-        if not base.__module__.startswith(("torch.nn", "builtins")):
-            for name, member in vars(base).items():
-                for found in [facts(f.__code__) for f in functions_of(member) if name != "__init__"]:
-                    stored, anew, used = stored | found.stored, anew | found.anew, used | found.used
-    return frozenset(stored), frozenset(anew), frozenset(used)
+def facts_of_class(kind: type) -> Facts:
+    """What the methods of a layer's class say."""
+    bases = [base for base in kind.__mro__ if not base.__module__.startswith(("torch.nn", "builtins"))]
+    members = [member for base in bases for name, member in vars(base).items() if name != "__init__"]
+    return Facts().and_of([facts(function.__code__) for member in members for function in functions_of(member)])
 
 
 def is_library(module: str | None) -> bool:
@@ -123,10 +125,8 @@ class Code:
     """The code that one `encode_prompt` can reach by the names that it mentions. What is found stays found.
 
     Attributes:
+        facts: what all of it says; those of an ``__init__``, which sets up what is new, without what it stores.
         names: all that it mentions.
-        stored: names under which it stores.
-        anew, used: see `Facts`.
-        makes_names: names are made at run time: all attributes count.
         is_blind: code runs of which torch's hooks tell nothing, or weights are used without a run: every module counts
             as one that runs.
         places: of functions, globals and attributes of classes that are named: path, namespace, name and owner.
@@ -134,10 +134,7 @@ class Code:
 
     def __init__(self, pipeline: object, original: Any) -> None:
         self.names: set[str] = {"encode_prompt"}
-        self.stored: set[str] = set()
-        self.anew: set[str] = set()
-        self.used: set[str] = set()
-        self.makes_names = self.is_blind = False
+        self.facts, self.is_blind = Facts(), False
         self.places: dict[tuple[int, str], tuple[str, Mapping[str, Any], str, Any]] = {}
         self._kinds: dict[type, None] = {}
         self._functions: set[types.FunctionType] = set()
@@ -205,11 +202,8 @@ class Code:
             return
         found = facts(function.__code__)
         self.names |= {name for name in found.names if not _is_special(name)}
-        self.used |= found.used
-        if function.__name__ != "__init__":  # which sets up what is new
-            self.stored |= found.stored
-            self.anew |= found.anew
-        self.makes_names |= found.makes_names
+        is_setup = function.__name__ == "__init__"
+        self.facts = self.facts.and_of([found._replace(stored=frozenset(), anew=frozenset()) if is_setup else found])
         self.is_blind |= found.takes_weights
         self._globals(function.__globals__, found)
 

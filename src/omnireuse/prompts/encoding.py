@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from omnireuse.prompts.entry import Left
 from omnireuse.prompts.keys import UnkeyableError, is_plain
 from omnireuse.prompts.survey import CONTAINERS
-from omnireuse.prompts.view import Scope, View, held_by
+from omnireuse.prompts.view import Scope, View, Write, held_by
 
 if TYPE_CHECKING:
     from omnireuse.prompts.call import EncodeCall
@@ -24,7 +24,13 @@ if TYPE_CHECKING:
 __all__ = ["Encoding", "is_encoding"]
 
 _WARNING = "Using `torch.compile\\(module\\)` when there are global hooks"  # ours changes nothing
-_here = threading.local()
+
+
+class _Here(threading.local):
+    encoding: Encoding | None = None
+
+
+_here = _Here()
 _lock = threading.Lock()
 _going_on: set[Encoding] = set()
 _handles: list[Any] = []
@@ -33,7 +39,7 @@ _is_compiling = [False]
 
 def is_encoding() -> bool:
     """Whether this thread is inside of a call whose modules are noted."""
-    return getattr(_here, "encoding", None) is not None
+    return _here.encoding is not None
 
 
 class Encoding:
@@ -42,6 +48,7 @@ class Encoding:
     Attributes:
         before: what was there when each began.
         others: paths of what moved meanwhile, and not by the call itself.
+        noted: ids of the modules that are known to run, with their layers.
         is_deaf: something was compiled meanwhile, in whatever thread: modules may have run without a word.
 
     Raises:
@@ -56,9 +63,10 @@ class Encoding:
         self.is_deaf = False
         self._after: View | None = None
         self._own: list[tuple[str, str]] = []
+        self._anew: list[tuple[str, str]] = []
         self._strays: list[weakref.ref[nn.Module]] = []
         self._error: UnkeyableError | None = None
-        self._noted: set[int] = set()
+        self.noted: set[int] = set()
         self._is_paused = False
         for path in sorted(self.before.look.unseen):
             if (module := self.before.look.modules[path]()) is not None:
@@ -105,27 +113,29 @@ class Encoding:
         if self._error is not None or self._after is None:
             raise self._error or UnkeyableError("unchecked")
         left = []
-        for path, root in self._own:
-            if self.before.is_stored_anew(path, root, self._after, self._call.code):
-                value = held_by(*self._after.owner(path, root))
-                if not _is_plain_throughout(value):
-                    raise UnkeyableError("left", path)
-                left.append(((path, root), copy.deepcopy(value)))
+        for path, root in self._anew:
+            value = held_by(*self._after.owner(path, root))
+            if not _is_plain_throughout(value):
+                raise UnkeyableError("left", path)
+            left.append(((path, root), copy.deepcopy(value)))
         return self.scope, self._after, left
 
     def _compare(self, after: View, is_alone: bool) -> None:
         """Sort what moved, and note what the call leaves."""
+        inputs = []
         for path, root in sorted(self.before.moved(after).items()):
-            if self.before.is_own(path, root, after, self._call.code, is_alone=is_alone):
-                self._own.append((path, root))
-            else:
+            write = self.before.written(path, root, after, self._call.code)
+            if write is Write.FOREIGN or (write is Write.ANEW and not is_alone):  # or that of a call beside it
                 self.others.append(path)
-        counts = [each for each in self._own if self.before.is_count(*each, self._call.code)]
-        self._call.writes.settle(after, [each for each in self._own if each not in counts])
+                continue
+            self._own.append((path, root))
+            self._anew += [(path, root)] if write is Write.ANEW else []
+            inputs += [(path, root)] if write is not Write.COUNT else []
+        self._call.writes.settle(after, inputs)
 
     def runs(self, module: nn.Module) -> None:
         """A module is about to run."""
-        if id(module) in self._noted or self._is_paused:
+        if self._is_paused:
             return
         self._is_paused = True  # whatever runs while we look is no part of the call
         try:
@@ -141,17 +151,17 @@ class Encoding:
     def _note(self, path: str, root: nn.Module) -> None:
         try:
             survey = self.before.ran[path] = self._call.survey(path, root)
-            self._noted |= survey.identities
+            self.noted |= survey.identities
         except UnkeyableError as error:  # the call itself goes on
             self._error = error
-            self._noted |= set(map(id, root.modules()))
+            self.noted |= set(map(id, root.modules()))
 
 
 def note_run(module: nn.Module, _inputs: Any) -> None:
     """The forward pre-hook of all modules of the process while some prompt is encoded."""
     if not torch.compiler.is_compiling():
-        encoding: Encoding | None = getattr(_here, "encoding", None)
-        if encoding is not None:
+        encoding = _here.encoding
+        if encoding is not None and id(module) not in encoding.noted:
             encoding.runs(module)
 
 

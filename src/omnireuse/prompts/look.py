@@ -174,7 +174,7 @@ class Look(Survey):
             spaces += [owner.__dict__[name] for name in _REGISTRIES]
         self.watch.tables += spaces
         for space in spaces:
-            takes_all = code.makes_names and (not is_module or path == "")
+            takes_all = code.facts.makes_names and (not is_module or path == "")
             names = {name for name in space if isinstance(name, str)} if takes_all else space.keys() & code.names
             names = names - _OF_TORCH if is_module else names
             if is_module and path:

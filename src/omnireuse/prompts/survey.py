@@ -301,7 +301,12 @@ class Survey:
         cells = function.__closure__ or ()
         self.watch.probes.append((_code, function))
         self.watch.objects += cells
-        self._each([*map(cell_content, cells), function.__defaults__, function.__kwdefaults__], path)
+        outer = self._path
+        for name, content in zip(function.__code__.co_freevars, map(cell_content, cells), strict=True):
+            self._open(f"{path}:{name}", content)
+            self._value(content, f"{path}:{name}")
+        self._open(outer)
+        self._each([function.__defaults__, function.__kwdefaults__], path)
 
     def _parts(self, value: Any, path: str) -> None:
         """A container, or an object with attributes; any other is itself."""

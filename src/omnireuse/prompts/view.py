@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import threading
 import weakref
 from collections.abc import Iterable
@@ -10,12 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from omnireuse.prompts.code import Code, stored_by
+from omnireuse.prompts.code import Code, facts_of_class
 from omnireuse.prompts.keys import digest_of
 from omnireuse.prompts.look import ABSENT, IDLE, Look
 from omnireuse.prompts.survey import Survey
 
-__all__ = ["Scope", "State", "View", "Writes", "held_by"]
+__all__ = ["Scope", "State", "View", "Write", "Writes", "held_by"]
 
 
 class State(NamedTuple):
@@ -45,6 +46,12 @@ class Scope(NamedTuple):
     ran: frozenset[str]
     own: tuple[tuple[str, str], ...] = ()
     strays: tuple[weakref.ref[nn.Module], ...] = ()
+
+
+class Write(enum.Enum):
+    """How a call wrote a value: not at all, with a new one, from the old one, or as a counter that nothing reads."""
+
+    FOREIGN, ANEW, UPDATE, COUNT = range(4)
 
 
 class View(NamedTuple):
@@ -79,30 +86,22 @@ class View(NamedTuple):
         idle = {f"{path}{IDLE}" for path in self.ran}
         return found | dict.fromkeys(self.look.moved(now.look) - idle, "")
 
-    def is_own(self, path: str, root: str, now: View, code: Code, *, is_alone: bool) -> bool:
-        """Whether the call wrote what moved. Beside other calls, only counters and containers are sure to be."""
-        was, survey = (self.ran[root], now.ran[root]) if root else (self.look, now.look)
+    def written(self, path: str, root: str, now: View, code: Code) -> Write:
+        """How the call wrote what moved, by what the code says."""
+        was, survey = self._of(root), now._of(root)
+        facts = code.facts.and_of([facts_of_class(kind) for kind in was.kinds])
+        name = _name(path)
+        is_count = not {name, name.lstrip(":")} & (facts.anew | facts.used)
         if path in was.parameters and path in survey.parameters:
-            return False
+            return Write.FOREIGN
         if path in was.containers and was.containers[path] == survey.containers.get(path):
-            return True
-        stored, anew, _ = self._stored(root, code)
-        return _name(path) in stored and (is_alone or _name(path) not in anew)
+            return Write.COUNT if is_count else Write.UPDATE
+        if name not in facts.stored:
+            return Write.FOREIGN
+        return Write.ANEW if name in facts.anew else Write.COUNT if is_count else Write.UPDATE
 
-    def is_stored_anew(self, path: str, root: str, now: View, code: Code) -> bool:
-        """Whether the call stored a new value, so that a hit must store it as well."""
-        was, survey = (self.ran[root], now.ran[root]) if root else (self.look, now.look)
-        is_same = path in was.containers and was.containers[path] == survey.containers.get(path)
-        return not is_same and _name(path) in self._stored(root, code)[1]
-
-    def is_count(self, path: str, root: str, code: Code) -> bool:
-        """Whether the code updates a value and does nothing else with it: it is no input at all."""
-        _, anew, used = self._stored(root, code)
-        return not {_name(path), _name(path).lstrip(":")} & (anew | used)
-
-    def _stored(self, root: str, code: Code) -> tuple[set[str], ...]:
-        own = [stored_by(kind) for kind in (self.ran[root].kinds if root else ())]
-        return tuple([set().union(*sets) for sets in zip((code.stored, code.anew, code.used), *own, strict=True)])
+    def _of(self, root: str) -> Survey:
+        return self.ran[root] if root else self.look
 
     def is_same(self, other: View) -> bool:
         """Whether nothing was looked at anew."""
@@ -118,7 +117,7 @@ class View(NamedTuple):
 
     def content(self, path: str, root: str) -> Any:
         """What a path holds, to be compared."""
-        return (self.ran[root] if root else self.look).content(path)
+        return self._of(root).content(path)
 
     def wants_gradients(self) -> bool:
         """Whether a weight of a module that ran requires a gradient."""

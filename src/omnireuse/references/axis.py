@@ -53,14 +53,14 @@ class ReferenceAxis(Extension):
     @property
     def lean_trials(self) -> int:
         """Lean calls of runs beside pictures so far."""
-        return self._counts["lean shadow"]
+        return self._counts["lean uncounted"]
 
     def count(self, kind: str, run: Run, kept_bytes: int = 0) -> None:
-        """Count a full or lean call, and the bytes that its run holds; those of a shadow apart."""
-        is_shadow = run.kind == "shadow"
+        """Count a full or lean call, and the bytes that its run holds; those of an uncounted run apart."""
+        is_uncounted = run.kind == "uncounted"
         with self._lock:
-            self._counts[f"{kind} shadow" if is_shadow else kind] += 1
-            self._most = max(self._most, 0 if is_shadow else kept_bytes)
+            self._counts[f"{kind} uncounted" if is_uncounted else kind] += 1
+            self._most = max(self._most, 0 if is_uncounted else kept_bytes)
 
     def region(self, make: RegionFactory) -> RegionFactory:
         return lambda *given: self.wrapped(make(*given))
@@ -88,7 +88,7 @@ class ReferenceAxis(Extension):
 class _LeanRegion(Region):
     """Another region, whose computed calls are full or lean.
 
-    Runs that are measured, and shadows without lean calls, are full throughout and keep nothing.
+    Runs that are measured, and trial runs without lean calls, are full throughout and keep nothing.
 
     Args:
         inner: decides which calls are computed.

@@ -71,7 +71,7 @@ class Auditor(Extension):
 
         def choose(start: RunStart) -> Chosen:
             region = StepRegion(stepper=Recording(None, 0, keeps=False))
-            return Chosen(strategy=FULL, region=region, kind="shadow")
+            return Chosen(strategy=FULL, region=region, kind="uncounted")
 
         replayed(session, replay, proceed, choose)
         full = session.final

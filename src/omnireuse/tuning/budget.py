@@ -125,8 +125,8 @@ class Budget:
         """The saved plan for this budget."""
         return next(iter(plans.values()), None) if self.aim else plans.get(len(self.steps))
 
-    def beside(self, plans: Mapping[int, Plan], plan: Plan) -> dict[int, Plan]:
-        """The plans to save: this one beside those of other numbers of steps. A target for pictures has one alone."""
+    def with_plan(self, plans: Mapping[int, Plan], plan: Plan) -> dict[int, Plan]:
+        """The plans to save: this one with those of other numbers of steps. A target for pictures has one alone."""
         return {len(plan.steps): plan} if self.aim else {**plans, len(self.steps): plan}
 
 

@@ -57,6 +57,11 @@ class Configuration(Record, frozen=True, kw_only=True):
             shape=start.shape[1:],
         )
 
+    def has_weights_of(self, pipeline: Any) -> bool:
+        """Whether a pipeline has the weights and the adapters of these runs now."""
+        now = watch_of(pipeline).now()
+        return (now.weights, now.adapters) == (self.conditions.weights, self.conditions.adapters)
+
     @property
     def digest(self) -> str:
         """A digest of the configuration: 32 hex digits."""

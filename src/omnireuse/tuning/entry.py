@@ -31,10 +31,10 @@ from omnireuse.tuning.own_work import OwnWork
 from omnireuse.tuning.pulse import StoppedError
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.search import MOST_WORK, Search
-from omnireuse.tuning.store import Measured, Store, Tried
+from omnireuse.tuning.store import Measured, SearchRecord, Store
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials, finished
 
-__all__ = ["MOST_FAILURES", "Entry", "Shared"]
+__all__ = ["MOST_FAILURES", "Shared", "TuningEntry"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -59,8 +59,8 @@ class Shared:
         pictures: how many are measured at most, ≥ 1.
         store: keeps plans.
         command: what made a plan, for its file.
-        agreement: of ranks that share a forward pass: they make the same shadows and follow the first one's plan, which
-            alone reads and writes files. Alone by default.
+        agreement: of ranks that share a forward pass: they make the same trial runs and follow the first one's plan,
+            which alone reads and writes files. Alone by default.
         ledger: of the work of all pictures.
         measures_all: measure as many pictures as are wanted, whatever is known and however long it takes.
         entries: by the digest of their configuration, and their number of computed steps.
@@ -74,13 +74,13 @@ class Shared:
     agreement: Agreement = field(default_factory=Agreement)
     ledger: Ledger = field(default_factory=Ledger)
     measures_all: bool = False
-    entries: dict[tuple[str, int], Entry] = field(default_factory=dict)
+    entries: dict[tuple[str, int], TuningEntry] = field(default_factory=dict)
     lock: threading.RLock = field(default_factory=threading.RLock)
     own_work: OwnWork = field(default_factory=OwnWork)
 
 
 @dataclass(eq=False, kw_only=True)
-class Entry:
+class TuningEntry:
     """One configuration with one number of computed steps.
 
     `start` begins a picture that is computed in full, and `learn` keeps it if it `is_due` to be measured; `go_on` makes
@@ -101,7 +101,7 @@ class Entry:
         usual: seconds that the fastest full one took.
         pace: of the latest trial run, in seconds for the work of a full picture.
         lock: held while this process measures the configuration.
-        is_busy: whether a picture is measured or shadows are made now; hosts set it back.
+        is_busy: whether a picture is measured or trial runs are made now; hosts set it back.
     """
 
     shared: Shared
@@ -114,7 +114,7 @@ class Entry:
     profile: Profile | None = None
     earlier: list[OutputProducts] = field(default_factory=list)
     budgets: frozenset[int] = frozenset()
-    tried: dict[int, Tried] = field(default_factory=dict)
+    tried: dict[int, SearchRecord] = field(default_factory=dict)
     calls: list[MeasuredCall] = field(default_factory=list)
     search: Search | None = None
     failures: int = 0
@@ -134,7 +134,7 @@ class Entry:
 
     @property
     def runs(self) -> float:
-        """Work of full runs and shadows, in full runs of one call."""
+        """Work of full runs and trial runs, in full runs of one call."""
         return len(self.calls) + (0.0 if self.search is None else self.search.runs)
 
     @property
@@ -252,18 +252,16 @@ class Entry:
     def _save(self) -> None:
         """Keep for later processes what was measured and tried."""
         if self.search is not None and (kept := self.search.kept):
-            wanted = Tried(pictures=self._to_follow, runs=round(self.search.runs, 4), candidates=kept)
+            wanted = SearchRecord(pictures=self._to_follow, runs=round(self.search.runs, 4), candidates=kept)
             self.tried[len(self.budget.steps)] = wanted
         if self.shared.agreement.is_first:
             measured = Measured(calls=self.products[-MOST_KEPT:], budgets=self.budgets, tried=self.tried)
             self.shared.store.keep_measured(self.configuration, measured)
 
     def _set_aside(self) -> None:
-        """Drop the calls. What they have shown stays, and one more picture makes shadows possible again."""
+        """Drop the calls. What they have shown stays, and one more picture makes trial runs possible again."""
         self.earlier = self.products[-MOST_KEPT:]
-        if self.search is not None and not self.search.let_go(len(self.calls)):
-            self.search = None
-        self.calls = []
+        self.drop()
         logger.info("pictures of a configuration are set aside: %d others are measured", MOST_MEASURED)
         self.note()
 
@@ -279,7 +277,7 @@ class Entry:
             is_patient: whether nobody waits for it, so that it may take as long as it takes.
         """
         agreement = self.shared.agreement
-        waits, failure = yield from self._tried(trials, is_patient or self.shared.measures_all)
+        waits, failure = yield from self._trial_runs(trials, is_patient or self.shared.measures_all)
         if (failure := agreement.of_any(failure)) is not None:
             self.failed(failure)
             return
@@ -300,11 +298,11 @@ class Entry:
             self.drop()
             self.release()
 
-    def _tried(self, trials: Trials, is_patient: bool) -> Pausing[tuple[str, OmniReuseError | None]]:
+    def _trial_runs(self, trials: Trials, is_patient: bool) -> Pausing[tuple[str, OmniReuseError | None]]:
         """Make trial runs; return why others wait, and the error of one, which ends no picture."""
         try:
             with self.shared.own_work():
-                return (yield from self._trying(trials, is_patient)), None
+                return (yield from self._run_trials(trials, is_patient)), None
         except StoppedError as stopped:
             logger.info("trial runs have ended, and go on after another picture: %s", stopped)
             return GOES_ON, None
@@ -319,11 +317,11 @@ class Entry:
                 yield
         except OmniReuseError as error:
             if not self.shared.agreement.is_alone:
-                # The other ranks have not met it. They would wait for this one in the next shadow or forward pass.
+                # The other ranks have not met it. They would wait for this one in the next trial run or forward pass.
                 raise
             self.failed(error)
 
-    def _trying(self, trials: Trials, is_patient: bool) -> Pausing[str]:
+    def _run_trials(self, trials: Trials, is_patient: bool) -> Pausing[str]:
         """Make trial runs; return why others wait, empty if none do."""
         if self.search is None:
             kept = self.tried.get(len(self.budget.steps))
@@ -374,7 +372,7 @@ class Entry:
         assert plan.evidence is not None, "it was tried"
         plan = msgspec.structs.replace(plan, evidence=msgspec.structs.replace(plan.evidence, runs=round(self.runs, 2)))
         profile = self.configuration.profile(
-            self.budget.beside(known.plans if known is not None else {}, plan),
+            self.budget.with_plan(known.plans if known is not None else {}, plan),
             coordinates=self.budget.noises,
             num_prompts=(self.tuning.pictures, 0),
             cost_in_runs=round(self.tuning.runs, 1),

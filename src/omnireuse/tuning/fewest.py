@@ -62,7 +62,7 @@ class FewestSteps(Search):
         self._computed = float(self._total)
         """Computed steps without a plan."""
         self._tried: dict[int, Candidate] = {}
-        self._trying: Candidate | None = None
+        self._current: Candidate | None = None
 
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> DueTrial | None:
         """First, how many steps are computed without a plan. The first plan follows the pictures as they come, unless
@@ -72,7 +72,7 @@ class FewestSteps(Search):
             return DueTrial(1.0, partial(self._follow_rule, calls[0]))
         if self._quality is not None and len(self._pictures) < len(calls):
             return DueTrial(0.0, partial(self._look, calls))
-        candidate = self._trying
+        candidate = self._current
         is_missed = candidate is not None and self._misses_fitted(candidate)
         if candidate is None or candidate.calls == len(calls) or is_missed:
             is_planned = sum(call.full.pictures for call in calls) >= FITTED_TO
@@ -80,7 +80,7 @@ class FewestSteps(Search):
                 return None
             if candidate is not None:
                 self._tried[len(candidate.steps)] = candidate
-            candidate = self._trying = self._next(calls)
+            candidate = self._current = self._next(calls)
         if candidate is None:
             return None
         cost = candidate.cost(calls[candidate.calls :][:1])

@@ -74,7 +74,7 @@ class FullRun:
             raise UnsupportedModelError(f"{type(recording.scheduler).__name__}: its steps have no finite effects")
         outputs = [(each.output, branches_of(each.calls, each.output)) for each in steps if each.output is not None]
         products, shares = OutputProducts.of(outputs, final, effects)
-        known = steps[: len(steps) // 2]  # shadows need not compute them
+        known = steps[: len(steps) // 2]  # trial runs need not compute them
         path = Path(
             latents=[steps[0].sample, *(each.latents for each in steps if each.latents is not None)],
             shares=shares,

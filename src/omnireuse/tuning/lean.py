@@ -98,7 +98,3 @@ class LeanSearch(Search):
     def kept(self) -> tuple[CandidateRecord, ...]:
         """What later processes may go on with: lean calls are tried anew."""
         return self._inner.kept
-
-    def let_go(self, calls: int) -> bool:
-        """Go on without the first calls; return whether that is possible."""
-        return not self._calls and self._inner.let_go(calls)

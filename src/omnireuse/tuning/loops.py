@@ -1,4 +1,4 @@
-"""Tuning of a host's own denoising loops: each is measured, followed by shadows, or served by a frozen plan."""
+"""Tuning of a host's own denoising loops: each is measured, followed by trial runs, or served by a frozen plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.policies.base import Policy
 from omnireuse.summary.summary import Promise
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.entry import TuningEntry
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.replay import unchanged_random_states
 from omnireuse.tuning.steppers import TrialStepper
@@ -41,7 +41,7 @@ class RequestPlan:
         name: for logs and metrics.
         promise: of its quality, by the profile, if there is one.
         group: the ranks that decide together; None if each decides alone.
-        entry: what tuning knows of requests like this one (`Entry`); None if they are not tuned.
+        entry: what tuning knows of requests like this one (`TuningEntry`); None if they are not tuned.
         tuned: whether tuning was finished when the request began.
         measured: records a loop that is measured (`MeasuredLoop`); None if it is not.
     """
@@ -104,7 +104,7 @@ class MeasuredLoop(Recording):
         loop: a copy, as it was before its first step.
     """
 
-    def __init__(self, entry: Entry, loop: RepeatableLoop) -> None:
+    def __init__(self, entry: TuningEntry, loop: RepeatableLoop) -> None:
         self.entry, self.loop = entry, loop.twin()
         start = self.loop.start
         super().__init__(start.scheduler, start.total or 0)
@@ -135,7 +135,7 @@ class LoopTrials(Trials):
 class LoopTuner(HostTuner):
     """Chooses what each loop of one host does. No picture fails because tuning does."""
 
-    def find(self, policy: Policy, loop: RepeatableLoop, **apart: str) -> Entry:
+    def find(self, policy: Policy, loop: RepeatableLoop, **apart: str) -> TuningEntry:
         """The entry of a loop under the untuned default.
 
         Args:
@@ -156,7 +156,7 @@ class LoopTuner(HostTuner):
     def choose(self, plan: RequestPlan, loop: RepeatableLoop, host: Any = None) -> RequestPlan:
         """The plan of a loop that begins: a tuned one, the given one, or one that measures every step.
 
-        Shadows of pictures that were all measured before are made first: those that have waited.
+        Trial runs of pictures that were all measured before are made first: those that have waited.
 
         Args:
             plan: the untuned one.
@@ -184,7 +184,7 @@ class LoopTuner(HostTuner):
             self.say(str(entry.tuning))
         return self.tuned(plan, entry)
 
-    def tuned(self, plan: RequestPlan, entry: Entry) -> RequestPlan:
+    def tuned(self, plan: RequestPlan, entry: TuningEntry) -> RequestPlan:
         """The plan that was chosen; the given one if the untuned default serves."""
         state = entry.tuning.state
         if state in ("measuring", "ready"):
@@ -200,7 +200,7 @@ class LoopTuner(HostTuner):
 
     @contextmanager
     def measuring(self, plan: RequestPlan, host: Any = None) -> Iterator[None]:
-        """The loop of a chosen plan is made within. If it is measured, the shadows that are due follow it."""
+        """The loop of a chosen plan is made within. If it is measured, the trial runs that are due follow it."""
         measured: MeasuredLoop | None = plan.measured
         if measured is None:
             yield
@@ -217,20 +217,20 @@ class LoopTuner(HostTuner):
             entry.is_busy = False
 
     def learn(self, measured: MeasuredLoop) -> bool:
-        """Keep what a loop that was computed in full has shown, and tell whether trial runs are due (`Entry.learn`)."""
+        """Keep what a loop that was computed in full has shown, as `TuningEntry.learn`."""
         measured.entry.made(is_full=True)
         return measured.entry.learn(measured, measured.loop)
 
-    def may_measure(self, entry: Entry, loop: RepeatableLoop, host: Any) -> bool:
+    def may_measure(self, entry: TuningEntry, loop: RepeatableLoop, host: Any) -> bool:
         """Whether the host can measure a loop that is due now."""
         return True
 
-    def go_on(self, entry: Entry, host: Any) -> None:
-        """Make the shadows that are due: beside a picture that is made if the entry is busy, before one if not."""
+    def go_on(self, entry: TuningEntry, host: Any) -> None:
+        """Make the trial runs that are due: beside a picture that is made if the entry is busy, before one if not."""
         with unchanged_random_states():
             entry.go_on(LoopTrials(host))
 
-    def _recording_of(self, entry: Entry, loop: RepeatableLoop) -> MeasuredLoop | None:
+    def _recording_of(self, entry: TuningEntry, loop: RepeatableLoop) -> MeasuredLoop | None:
         try:
             with self._registry.own_work():
                 measured = MeasuredLoop(entry, loop)

@@ -21,7 +21,7 @@ from omnireuse.profiles.target import Target
 from omnireuse.summary.tuning import BEGINS, Tuning
 from omnireuse.tuning.budget import JUDGED, Budget, budget_for
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entry import Entry, Shared
+from omnireuse.tuning.entry import Shared, TuningEntry
 from omnireuse.tuning.own_work import WaitingError, state_after
 from omnireuse.tuning.store import Measured
 
@@ -85,7 +85,7 @@ class PlanRegistry(Shared):
 
         return self.agreement.of_each(make)
 
-    def find(self, configuration: Configuration, budget: Budget) -> Entry:
+    def find(self, configuration: Configuration, budget: Budget) -> TuningEntry:
         """The entry of a run: "ready" with a plan of the store; else "measuring".
 
         It is "off" for this picture as long as another pipeline or process measures; if the ledger does not allow
@@ -122,7 +122,7 @@ class PlanRegistry(Shared):
             self.close()
             self.entries.clear()
 
-    def _new(self, key: tuple[str, int], configuration: Configuration, budget: Budget) -> Entry:
+    def _new(self, key: tuple[str, int], configuration: Configuration, budget: Budget) -> TuningEntry:
         tuning = Tuning(
             state="measuring",
             wanted=max(self.pictures, JUDGED) if budget.aim else self.pictures,
@@ -130,7 +130,7 @@ class PlanRegistry(Shared):
             reason=BEGINS,
             is_sure=budget.reuses and not budget.aim,
         )
-        entry = Entry(shared=self, configuration=configuration, budget=budget, tuning=tuning)
+        entry = TuningEntry(shared=self, configuration=configuration, budget=budget, tuning=tuning)
         entry.calls_a_step = self.ledger.calls_a_step
         try:
             known, measured, near = self.agreement.of_first(lambda: self.own_work.of(self._kept, entry))
@@ -148,7 +148,7 @@ class PlanRegistry(Shared):
         self.entries[key] = entry
         return entry
 
-    def _passed_by(self, entry: Entry, error: OmniReuseError) -> Entry:
+    def _passed_by(self, entry: TuningEntry, error: OmniReuseError) -> TuningEntry:
         """The untuned default for one picture; the next picture of the configuration looks again."""
         why, state = str(error), state_after(error)
         passed = replace(entry, tuning=replace(entry.tuning, state=state, reason=why), calls=[], search=None, lock=None)
@@ -156,7 +156,7 @@ class PlanRegistry(Shared):
             logger.info("%s", passed.tuning)
         return passed
 
-    def _kept(self, entry: Entry) -> _Known:
+    def _kept(self, entry: TuningEntry) -> _Known:
         """What the store has for an entry. Its lock is taken if it has no plan.
 
         Raises:

@@ -29,7 +29,7 @@ BAR = "progress_bar"
 """Method of diffusers' pipelines that makes the bar of a run."""
 
 _RESULTS = ("encode_prompt",)
-"""Methods whose results are kept: no shadow encodes a prompt again."""
+"""Methods whose results are kept: no trial run encodes a prompt again."""
 _SHARED = (torch.Generator, torch.nn.Module, FunctionType, MethodType)
 """What is no part of an argument: it is the same in all copies. The states of generators are set for each call."""
 
@@ -38,7 +38,7 @@ class Replay:
     """The arguments of one call, taken before it is made.
 
     Callbacks are left out, since they belong to the picture alone. Tensors and requests of an engine are copied, so
-    that nobody's change reaches a later shadow.
+    that nobody's change reaches a later trial run.
 
     Raises:
         NotTunableError: an argument that can be read only once, or a request that cannot be copied.
@@ -61,14 +61,14 @@ class Replay:
 
     @contextmanager
     def noting(self, pipeline: Any) -> Iterator[None]:
-        """Note the results of the methods that shadows need not call again, while the picture is made."""
+        """Note the results of the methods that trial runs need not call again, while the picture is made."""
 
         def noted(name: str) -> Callable[..., Any]:
             def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
                 result = proceed(*args, **kwargs)
                 try:
                     self._results[name].append(pytree.tree_map(_copied, result))
-                except Exception:  # shadows encode the prompt again
+                except Exception:  # trial runs encode the prompt again
                     self._results[name].append(None)
                     logger.exception("a result of %s cannot be kept", name)
                 return result
@@ -83,7 +83,7 @@ class Replay:
 
         Args:
             pipeline: the pipeline.
-            proceed: makes a call whose run is a shadow.
+            proceed: makes a call whose run is a trial run.
 
         Returns:
             What the call returns, with pictures as floats if it would make images of Pillow.

@@ -99,7 +99,7 @@ class Candidate:
         return cls(steps=steps, total=total, forecaster=FITTED, fit=WeightFit(steps, total), fits=fits)
 
     @classmethod
-    def of_earlier(cls, kept: CandidateRecord, total: int) -> Candidate:
+    def of_record(cls, kept: CandidateRecord, total: int) -> Candidate:
         """A candidate as an earlier process has left it."""
         found = cls.of_fit(kept.steps, total) if kept.fit is not None else cls(steps=kept.steps, total=total)
         found.forecaster, found.fitted = kept.forecaster, kept.fitted
@@ -109,7 +109,7 @@ class Candidate:
         return found
 
     @property
-    def followed(self) -> CandidateRecord:
+    def record(self) -> CandidateRecord:
         """What it has shown, for later processes."""
         return CandidateRecord(
             steps=self.steps,
@@ -207,7 +207,7 @@ class Search(ABC):
         self._untuned: list[float] = []
         """Errors of the final latents without a plan."""
         self._first = 0
-        """Number of the first of the measured calls: those before it are gone."""
+        """Number of the first of the measured calls: those of earlier searches come before it."""
 
     @abstractmethod
     def due(self, calls: Sequence[MeasuredCall], *, is_whole: bool) -> DueTrial | None:
@@ -235,10 +235,6 @@ class Search(ABC):
         """What later processes may go on with; the untuned default comes first if it was tried."""
         return ()
 
-    def let_go(self, calls: int) -> bool:
-        """Go on without the first calls; return whether that is possible."""
-        return False
-
     def _try(self, candidate: Candidate, calls: Sequence[MeasuredCall], place: int, trials: Trials) -> Pausing[None]:
         """Let a candidate follow the call at this place."""
         number = self._first + place
@@ -246,7 +242,7 @@ class Search(ABC):
         # Branches that one call could not tell apart are not told apart at all.
         is_split = len({len(each.full.path.shares) for each in calls}) == 1
         self.runs += yield from candidate.follow(
-            calls[place], trials, number=number, pictures=self._pictures[number], is_split=is_split
+            calls[place], trials, number=number, pictures=self._pictures.get(number), is_split=is_split
         )
 
     def decided(self, untuned: tuple[int, ...]) -> Plan:
@@ -294,7 +290,7 @@ class GivenSteps(Search):
         self.untuned: Candidate | None = None
         self.others: list[Candidate] = []
         if kept:
-            found = [Candidate.of_earlier(each, self._total) for each in kept]
+            found = [Candidate.of_record(each, self._total) for each in kept]
             self.untuned = found.pop(0) if budget.reuses else None
             self.others = found
             self._first = 1 + max((number for each in kept for number in each.numbers), default=-1)
@@ -351,13 +347,7 @@ class GivenSteps(Search):
     @property
     def kept(self) -> tuple[CandidateRecord, ...]:
         """What later processes may go on with."""
-        return tuple(each.followed for each in self._candidates)
-
-    def let_go(self, calls: int) -> bool:
-        """Go on without the first calls, whose results stay."""
-        self._first += calls
-        self._pictures.clear()
-        return True
+        return tuple(each.record for each in self._candidates)
 
     def plan(self) -> Plan | None:
         """The plan that evidence is for; None if the untuned default stays."""
@@ -368,7 +358,7 @@ class GivenSteps(Search):
             self._untuned = [0.0 for candidate in self.others[:1] for _ in candidate.errors]
         if best is None or self.untuned is None:
             return None if best is None else best.plan(untuned=())
-        return best.plan(untuned=tuple(_beside(best, self.untuned, self.untuned.errors)))
+        return best.plan(untuned=tuple(_matching(best, self.untuned, self.untuned.errors)))
 
 
 def clearly_closest(others: Sequence[Candidate], untuned: Candidate | None) -> Candidate | None:
@@ -383,18 +373,19 @@ def clearly_closest(others: Sequence[Candidate], untuned: Candidate | None) -> C
         return None if best is None or max(best.errors) > SHORT_ERROR else best
 
     def gain(candidate: Candidate) -> float:
-        return statistics.fmean(candidate.closeness) - statistics.fmean(_beside(candidate, untuned, untuned.closeness))
+        its = _matching(candidate, untuned, untuned.closeness)
+        return statistics.fmean(candidate.closeness) - statistics.fmean(its)
 
     others = [
         each
         for each in others
-        if all(own <= other for own, other in zip(each.errors, _beside(each, untuned, untuned.errors), strict=True))
+        if all(own <= other for own, other in zip(each.errors, _matching(each, untuned, untuned.errors), strict=True))
     ]
     best = max(others, key=gain, default=None)
     return best if best is not None and gain(best) >= LEAST_GAIN / math.sqrt(len(best.closeness)) else None
 
 
-def _beside(candidate: Candidate, untuned: Candidate, values: Sequence[float]) -> list[float]:
+def _matching(candidate: Candidate, untuned: Candidate, values: Sequence[float]) -> list[float]:
     """Those values of the untuned default that belong to the calls a candidate has followed, in its order."""
     by_call: dict[int, list[float]] = {}
     for number, value in zip(untuned.numbers, values, strict=True):

@@ -52,7 +52,7 @@ class TrialStepper(Stepper):
     def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
         self._seen += 1
         if self._seen > self._full.calls:
-            raise StateError("a shadow has more calls of the denoiser in a step than the full run")
+            raise StateError("a trial run has more calls of the denoiser in a step than the full run")
         self._inner.see(denoiser, output, kinds)
 
     def use(
@@ -93,13 +93,13 @@ class FitStepper(Stepper):
     """
 
     def __init__(self, fit: WeightFit, full: FullRun, scheduler: Any) -> None:
-        self._led, self._path, self._scheduler = fit.begin(full.path.shares), full.path, scheduler
+        self._run, self._path, self._scheduler = fit.begin(full.path.shares), full.path, scheduler
         self._made = list[tuple[int, Any]]()
         self._last = torch.zeros(())
         """The last computed output, for its shape."""
 
     def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
-        return self._led.computes
+        return self._run.computes
 
     def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
         self._made.append((denoiser, copied(output)))
@@ -109,10 +109,10 @@ class FitStepper(Stepper):
     ) -> torch.Tensor:
         if output is not None:
             self._last = output
-        like, after = self._last, self._path.latents[self._led.index + 1].to(latents.device)
+        like, after = self._last, self._path.latents[self._run.index + 1].to(latents.device)
         step = {**given, "model_output": like, "sample": latents}
         made, self._made = branches_of(self._made, like), []
-        used = self._led.step(made, like, lambda: Arithmetic.of(self._scheduler, step).output_to(after))
+        used = self._run.step(made, like, lambda: Arithmetic.of(self._scheduler, step).output_to(after))
         return used.to(like.dtype)
 
 

@@ -28,7 +28,7 @@ from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.search import CandidateRecord
 
-__all__ = ["DIRECTORY", "SHARED", "Measured", "Store", "Tried", "folder", "read_kept", "read_measured"]
+__all__ = ["DIRECTORY", "SHARED", "Measured", "SearchRecord", "Store", "folder", "read_kept", "read_measured"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -49,7 +49,7 @@ UNUSED = "nothing of it is used"
 R = TypeVar("R", bound=Record)
 
 
-class Tried(Record, frozen=True, kw_only=True):
+class SearchRecord(Record, frozen=True, kw_only=True):
     """What an unfinished search for a plan has shown.
 
     Attributes:
@@ -74,7 +74,7 @@ class _Measured(Record, frozen=True, kw_only=True):
 
     budgets: tuple[int, ...]
     runs: tuple[tuple[tuple[int, int, int, int, int], tuple[float, ...], tuple[float, ...]], ...]
-    tried: Mapping[int, Tried] = {}
+    tried: Mapping[int, SearchRecord] = {}
 
     def products(self, total: int) -> list[OutputProducts]:
         """What is known of each call.
@@ -100,7 +100,7 @@ class Measured:
 
     calls: Sequence[OutputProducts] = ()
     budgets: frozenset[int] = frozenset()
-    tried: Mapping[int, Tried] = field(default_factory=dict)
+    tried: Mapping[int, SearchRecord] = field(default_factory=dict)
 
 
 def _products(products: NDArray[np.float64], effects: NDArray[np.float64], total: int) -> OutputProducts:

@@ -20,6 +20,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.pictures import Picture, pictures_of
 from omnireuse.planning.fit import WeightFit
 from omnireuse.references import ReferenceAxis, References
+from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.pulse import Pulse
 from omnireuse.tuning.recording import FULL
@@ -131,7 +132,7 @@ class PipelineTrials(Trials):
 
         def choose(start: RunStart) -> Chosen:
             made.append(TrialStepper(call.full, first_reused, stepper(start), self.pulse))
-            return Chosen(strategy=FULL, region=StepRegion(stepper=made[-1]), kind="shadow")
+            return Chosen(strategy=FULL, region=StepRegion(stepper=made[-1]), kind="uncounted")
 
         pictures = self.again(call, choose)
         if len(made) != 1 or (latents := made[0].latents) is None:
@@ -172,6 +173,7 @@ class SessionTrials(PipelineTrials):
     Args:
         session: at work on the pipeline.
         proceed: makes a call of the pipeline.
+        configuration: of the measured calls, whose weights the pipeline must have still; None if nothing is measured.
         references: of the pipeline; None if lean calls are not tried.
         pulse: as the attribute.
     """
@@ -180,10 +182,12 @@ class SessionTrials(PipelineTrials):
         self,
         session: Session,
         proceed: Callable[..., Any],
+        configuration: Configuration | None = None,
         references: ReferenceAxis | None = None,
         pulse: Pulse | None = None,
     ) -> None:
         self._session, self._proceed, self._axis, self.pulse = session, proceed, references, pulse
+        self._configuration = configuration
         self._references: References | None = None
 
     def generation(self, strategy: Strategy, start: RunStart, pictures: int) -> Generation:
@@ -209,6 +213,8 @@ class SessionTrials(PipelineTrials):
             return replace(found, region=region, references=self._references)
 
         result = replayed(self._session, call.replay, self._proceed, chosen)
+        if self._configuration is not None and not self._configuration.has_weights_of(self._session.pipeline):
+            raise StateError("the weights of the measured pictures were replaced before or during a trial run")
         try:
             found = pictures_of(result, call.full.pictures, where=type(self._session.pipeline).__name__, strict=False)
         except ConfigError:

@@ -1,4 +1,4 @@
-"""Tuning at work on one pipeline: each call is measured, followed by shadows, or served by a frozen plan."""
+"""Tuning at work on one pipeline: each call is measured, followed by trial runs, or served by a frozen plan."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.bars import PictureBar
 from omnireuse.tuning.callback import Callback
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.entry import TuningEntry
 from omnireuse.tuning.lean import REFERENCES
 from omnireuse.tuning.own_work import OwnWork, state_after
 from omnireuse.tuning.pulse import Pulse
@@ -49,11 +49,11 @@ class HostTuner:
 
     def __init__(self, registry: PlanRegistry, *, computes_all: bool = False) -> None:
         self._registry, self._computes_all = registry, computes_all
-        self._latest: Entry | None = None
+        self._latest: TuningEntry | None = None
         self._elsewhere = Tuning(state="measuring", wanted=registry.pictures, reason="no run has begun yet")
         """The state of tuning if the latest run has no entry."""
         self._said = Once()
-        self._told = 0.0
+        self._reported = 0.0
 
     @property
     def tuning(self) -> Tuning:
@@ -64,8 +64,8 @@ class HostTuner:
     def new_work(self) -> float:
         """The work of tuning since this was last asked for, in full runs of one call (`Tuning.runs`)."""
         with self._registry.lock:
-            before, self._told = self._told, sum(each.tuning.runs for each in self._registry.entries.values())
-        return max(self._told - before, 0.0)
+            before, self._reported = self._reported, sum(each.tuning.runs for each in self._registry.entries.values())
+        return max(self._reported - before, 0.0)
 
     def say(self, text: str, level: int = logging.INFO) -> None:
         """Log a line once."""
@@ -85,7 +85,7 @@ class HostTuner:
         self.say(str(elsewhere), logging.WARNING if is_news else logging.INFO)
 
 
-class _Attempt:
+class _TunedCall:
     """One call of the pipeline: what its run belongs to, and the recording of it.
 
     Args:
@@ -97,7 +97,7 @@ class _Attempt:
         self.runs = 0
         self.arguments: Mapping[str, Any] = {}
         self.loop: Loop | None = None
-        self.entry: Entry | None = None
+        self.entry: TuningEntry | None = None
         self.is_held = False
         """Whether the entry is busy with this call."""
         self.recording: Recording | None = None
@@ -178,45 +178,46 @@ class Tuner(HostTuner, Tunes):
     def around(self, call: PipelineCall, make: Callable[[PipelineCall], Any]) -> Any:
         """Make one call of the pipeline."""
         pipeline, stops, args, kwargs = self._session.pipeline, self._stops, call.args, call.kwargs
-        attempt = _Attempt(Callback(pipeline, kwargs))
+        tuned = _TunedCall(Callback(pipeline, kwargs))
         try:
             with self._own_work():
                 if (why := self.calls.untunable(args, kwargs)) is None:
-                    attempt.arguments = self.calls.arguments(pipeline, args, kwargs)
+                    tuned.arguments = self.calls.arguments(pipeline, args, kwargs)
         except OmniReuseError as error:
-            why, attempt.failure = None, error
+            why, tuned.failure = None, error
         if why is not None:
             self.pass_by(why)
             return make(call)
         try:
             with ExitStack() as stack:
                 try:
-                    attempt.replay = Replay(args, kwargs)
+                    tuned.replay = Replay(args, kwargs)
                     if self.tuning.state != "ready":
-                        stack.enter_context(attempt.replay.noting(pipeline))
-                        attempt.bars = stack.enter_context(noting_bars(pipeline, self))
+                        stack.enter_context(tuned.replay.noting(pipeline))
+                        tuned.bars = stack.enter_context(noting_bars(pipeline, self))
                 except Exception as error:
-                    attempt.unlike = error
-                watched = stack.enter_context(attempt.callback.watched())
+                    tuned.unlike = error
+                watched = stack.enter_context(tuned.callback.watched())
                 try:
-                    result = make(replace(call, kwargs=watched, choose=partial(self._choose, attempt)))
+                    result = make(replace(call, kwargs=watched, choose=partial(self._choose, tuned)))
                 except BaseException as error:
-                    if attempt.recording is not None and attempt.entry is not None:
-                        attempt.entry.broken_off(error)
+                    if tuned.recording is not None and tuned.entry is not None:
+                        tuned.entry.broken_off(error)
                     raise
             pulse = Pulse(
                 pipeline,
-                beat=attempt.callback.beat if self._beats else lambda: None,
+                beat=tuned.callback.beat if self._beats else lambda: None,
                 is_stopped=lambda: self._is_closed or self._stops != stops,
                 agreement=self._registry.agreement,
-                computed=attempt.bar.computed,
+                computed=tuned.bar.computed,
             )
-            self._made(attempt, SessionTrials(self._session, call.proceed, self.references, pulse))
+            measured = None if tuned.entry is None else tuned.entry.configuration
+            self._made(tuned, SessionTrials(self._session, call.proceed, measured, self.references, pulse))
         finally:
-            attempt.bar.close()
-            if attempt.is_held and attempt.entry is not None:
-                attempt.entry.is_busy = False
-            attempt.failure = attempt.unlike = None  # their tracebacks hold this attempt, and the picture
+            tuned.bar.close()
+            if tuned.is_held and tuned.entry is not None:
+                tuned.entry.is_busy = False
+            tuned.failure = tuned.unlike = None  # their tracebacks hold this call, and the picture
         return result
 
     def choose(self, start: RunStart) -> None:
@@ -228,24 +229,24 @@ class Tuner(HostTuner, Tunes):
                 "__call__ of an object with the scheduler and the denoiser"
             )
 
-    def _choose(self, attempt: _Attempt, start: RunStart) -> Chosen:
+    def _choose(self, tuned: _TunedCall, start: RunStart) -> Chosen:
         """What a run follows: the untuned default if tuning meets an error."""
-        attempt.runs += 1
+        tuned.runs += 1
         untuned = Chosen(strategy=self._session.strategy)
-        if attempt.runs > 1:
-            if attempt.recording is None:
+        if tuned.runs > 1:
+            if tuned.recording is None:
                 return untuned
-            attempt.recording.fail(NotTunableError("a call has several runs"))
-            return Chosen(strategy=FULL, region=StepRegion(stepper=attempt.recording), kind="measured")
+            tuned.recording.fail(NotTunableError("a call has several runs"))
+            return Chosen(strategy=FULL, region=StepRegion(stepper=tuned.recording), kind="measured")
 
         def configuration() -> Configuration:
-            if attempt.failure is not None:
-                raise attempt.failure
-            has_references = self.references is not None and attempt.arguments.get("image") is not None
+            if tuned.failure is not None:
+                raise tuned.failure
+            has_references = self.references is not None and tuned.arguments.get("image") is not None
             tried = {REFERENCES: "tried"} if has_references else {}
-            return Configuration.of(self._session.pipeline, start, {**attempt.arguments, **tried})
+            return Configuration.of(self._session.pipeline, start, {**tuned.arguments, **tried})
 
-        if (changes := self._changing.get(attempt.callback.name)) is not None:
+        if (changes := self._changing.get(tuned.callback.name)) is not None:
             self.pass_by(f"the callback of such calls changes the run ({changes}), and trial runs are made without it")
             return untuned
         try:
@@ -256,24 +257,24 @@ class Tuner(HostTuner, Tunes):
             return untuned
         try:
             with self._own_work(), self._lock:
-                self._latest = attempt.entry = entry = self._registry.find(*known)
-                attempt.loop = self._session.loop
+                self._latest = tuned.entry = entry = self._registry.find(*known)
+                tuned.loop = self._session.loop
                 if entry.tuning.state == "measuring":
-                    return self._measured(attempt, entry, start)
+                    return self._measured(tuned, entry, start)
                 lean = None if self.references is None else self.references.tuned(entry.full_every)
                 return Chosen(strategy=entry.strategy or untuned.strategy, references=lean)
         except OmniReuseError as error:
             if not self._registry.agreement.is_alone:
                 # The other ranks have not met it, and compute other steps: this one cannot go on beside them.
                 raise
-            if attempt.entry is None:
+            if tuned.entry is None:
                 self.pass_by(error)
             else:
-                attempt.entry.failed(error)
-            attempt.recording, attempt.is_full = None, False
+                tuned.entry.failed(error)
+            tuned.recording, tuned.is_full = None, False
             return untuned
 
-    def _measured(self, attempt: _Attempt, entry: Entry, start: RunStart) -> Chosen:
+    def _measured(self, tuned: _TunedCall, entry: TuningEntry, start: RunStart) -> Chosen:
         """Compute every step and record the run if a picture is to be measured; trial runs follow it. While another
         thread measures or tries, every step is computed, and no more. Once all is measured, trial runs follow pictures
         of the untuned default."""
@@ -281,43 +282,45 @@ class Tuner(HostTuner, Tunes):
         recording = Recording(start.scheduler, total, keeps=entry.is_due)
         if entry.is_due:
             try:
-                self._registry.agreement.of_each(lambda: attempt.check(self._own_work))
+                self._registry.agreement.of_each(lambda: tuned.check(self._own_work))
             except OmniReuseError as error:
                 entry.failed(error, "a call cannot be made again: ")
                 return untuned
-            attempt.recording = recording
-        attempt.is_full = not entry.is_idle
+            tuned.recording = recording
+        tuned.is_full = not entry.is_idle
         if not entry.is_busy:
             is_alone = not entry.products
             entry.start()
-            attempt.is_held = True
-            attempt.bar = PictureBar(attempt.bars, total if is_alone else 2 * total)
-        if not attempt.is_full:
+            tuned.is_held = True
+            tuned.bar = PictureBar(tuned.bars, total if is_alone else 2 * total)
+        if not tuned.is_full:
             return untuned
         return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
 
-    def _made(self, attempt: _Attempt, trials: SessionTrials) -> None:
+    def _made(self, tuned: _TunedCall, trials: SessionTrials) -> None:
         """Learn from a finished picture if it was measured, and make the trial runs that are due."""
-        entry, recording, callback = attempt.entry, attempt.recording, attempt.callback
+        entry, recording, callback = tuned.entry, tuned.recording, tuned.callback
         if callback.changes:
             self._changing[callback.name] = callback.changes
         else:
             self._changing.pop(callback.name, None)
-        if entry is None or attempt.loop is None or self._is_closed:
+        if entry is None or tuned.loop is None or self._is_closed:
             return
-        entry.made(is_full=attempt.is_full, calls=attempt.loop.asked)
-        if not attempt.is_held:
+        entry.made(is_full=tuned.is_full, calls=tuned.loop.asked)
+        if not tuned.is_held:
             return
         why = f"its callback changed {callback.changes}" if callback.changes else ""
         if not why and getattr(self._session.pipeline, "_interrupt", False) is True:
             why = "it was interrupted"
+        if not why and not entry.configuration.has_weights_of(self._session.pipeline):
+            why = "its weights were replaced meanwhile"
         if why := self._registry.agreement.of_any(why or None) or "":
             if recording is not None:
                 entry.skip(f"a picture was not measured: {why}")
         elif recording is None:
             entry.finish()
             entry.go_on(trials)
-        elif entry.learn(recording, attempt.replay):
+        elif entry.learn(recording, tuned.replay):
             entry.go_on(trials)
         if entry.tuning.state == "ready":
             with self._lock:

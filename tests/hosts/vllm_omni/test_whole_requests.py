@@ -126,7 +126,7 @@ def test_step_mode_measures_its_first_requests_and_tunes(tiny_qwen: Path) -> Non
             result = run(engine, make_request(0, 24, seed=seed))
             assert torch.equal(result.output, plain[seed])
             assert (reused(result), result.stage_durations["omnireuse_tuned"]) == (0, 0)
-        # Shadows are made between the waves of others, which the untuned default serves meanwhile.
+        # Trial runs are made between the waves of others, which the untuned default serves meanwhile.
         waiting = [make_request(0, 24, seed=seed) for seed in range(3, 15)]
         results = drive(engine, {12 * number: [each] for number, each in enumerate(waiting)})
         tuned = [results[each.request_id].stage_durations.get("omnireuse_tuned", 0.0) for each in waiting]

@@ -13,7 +13,7 @@ from omnireuse import EveryNth, Spread, Steps
 from omnireuse.errors import StateError
 from omnireuse.hooks.denoisers import denoisers_of, model_name
 from omnireuse.models import BLOCK_STACKS
-from tests.helpers.sweep import sweep
+from tests.helpers.sweep import crossed, sweep
 
 if not hasattr(diffusers, "Krea2ModularPipeline"):
     pytest.skip("these pipelines came with diffusers 0.42", allow_module_level=True)
@@ -200,8 +200,7 @@ def _left_out(kind: Any) -> tuple[Modular, Any]:
     return made, model.patch_embedding if kind is _SkipLayers else model.img_in
 
 
-@pytest.mark.parametrize("region", ["step", "call", "blocks", "tail"])
-@pytest.mark.parametrize("kind", [_SkipLayers, _Perturbed])
+@pytest.mark.parametrize(("region", "kind"), crossed(["step", "call", "blocks", "tail"], [_SkipLayers, _Perturbed]))
 def test_branches_with_layers_left_out(kind: Any, region: str) -> None:
     made, _ = _left_out(kind)
     full = made.run(steps=10)

@@ -39,7 +39,7 @@ def helped(pipeline):
 
     def encode_prompt(self, *args, **kwargs):
         found = type(self).encode_prompt(self, *args, **kwargs)
-        return self.helper(found[0] if isinstance(found[0], torch.Tensor) else found[0][0])
+        return self.helper(torch.cat([each.flatten() for each in found if isinstance(each, torch.Tensor)]))
 
     pipeline.helper, pipeline.encode_prompt = doubled, MethodType(encode_prompt, pipeline)
     return pipeline

@@ -26,6 +26,7 @@ from omnireuse.errors import StateError
 from omnireuse.tuning import entry
 from tests.helpers.tiny import TINY, Tiny
 
+STEPS = 24
 STRATEGIES: dict[str, dict[str, Any]] = {
     "default": {},
     "speedup": {"speedup": 3.0},
@@ -66,7 +67,7 @@ def all_runs(tiny: Tiny) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, options in STRATEGIES.items():
         with omnireuse.enable(tiny.pipe, **options) as handle:
-            latents = tiny.run(steps=24, guided=True)
+            latents = tiny.run(steps=STEPS, guided=True)
             found[name] = {"latents": latents, "reused": [event.reused for event in handle.events]}
     return found
 
@@ -120,34 +121,35 @@ def join() -> None:
     dist.init_process_group("gloo")
 
 
-def main(kind: str, family: str, end: str, folder: Path) -> None:
-    """Run alone, then as one of several ranks with a slow one; write what this rank saw; at the end lose rank 0."""
+def lose(cases: str, end: str, folder: Path) -> None:
+    """Run each `kind-family` of `cases` with a slow rank, and alone; write what this rank saw; then lose rank 0."""
     join()
     rank, size = dist.get_rank(), dist.get_world_size()
+    figures: dict[str, Any] = {}
     with torch.no_grad():
-        alone = all_runs(model(family))
-        tiny = model(family)
-        PARALLEL[kind](tiny.pipe.transformer, size)
-        slow = None
-        if rank == 0:
-            slow = tiny.pipe.transformer.register_forward_pre_hook(lambda *_: time.sleep(0.01))
-        together = all_runs(tiny)
-    figures: dict[str, Any] = {
-        name: {
-            "reused": together[name]["reused"],
-            "alone": alone[name]["reused"],
-            "difference": float((together[name]["latents"] - alone[name]["latents"]).abs().max()),
-            "largest": float(alone[name]["latents"].abs().max()),
-        }
-        for name in alone
-    }
+        for case in cases.split(","):
+            kind, family = case.split("-")
+            tiny = model(family)
+            PARALLEL[kind](tiny.pipe.transformer, size)
+            slow = None
+            if rank == 0:
+                slow = tiny.pipe.transformer.register_forward_pre_hook(lambda *_: time.sleep(0.005))
+            together = all_runs(tiny)
+            if slow is not None:
+                slow.remove()
+            figures[case] = {name: {"reused": found["reused"]} for name, found in together.items()}
+            for name, found in (all_runs(model(family)) if rank == 0 else {}).items():
+                figures[case][name] |= {
+                    "alone": found["reused"],
+                    "difference": float((together[name]["latents"] - found["latents"]).abs().max()),
+                    "largest": float(found["latents"].abs().max()),
+                }
     (folder / f"{rank}.json").write_text(json.dumps(figures), "utf-8")
     dist.barrier()
-    if slow is not None:
-        slow.remove()
+    if rank == 0:
         tiny.pipe.transformer.register_forward_pre_hook(_end_at_a_later_call(ENDS[end]))
     with torch.no_grad(), omnireuse.enable(tiny.pipe, tolerance=0.4):
-        tiny.run(steps=24, guided=True)
+        tiny.run(steps=STEPS, guided=True)
 
 
 def leave() -> None:
@@ -158,28 +160,23 @@ def leave() -> None:
     os._exit(0)
 
 
-def too_late(folder: Path) -> None:
+def too_late() -> dict[str, Any]:
     """Make the model parallel after reuse was enabled."""
-    torch.accelerator.device_count = lambda: 1
-    dist.init_process_group("gloo")
     tiny = model("flux")
     with torch.no_grad(), omnireuse.enable(tiny.pipe, tolerance=0.4):
         PARALLEL["ulysses"](tiny.pipe.transformer, dist.get_world_size())
         try:
-            tiny.run(steps=24)
+            tiny.run(steps=STEPS)
         except StateError as error:
-            (folder / f"{dist.get_rank()}.json").write_text(json.dumps({"refused": str(error)}), "utf-8")
-    leave()
+            return {"refused": str(error)}
+    return {}
 
 
-def tunes(folder: Path) -> None:
+def tunes() -> dict[str, Any]:
     """Tune on two pictures, and reuse the third; then enable anew."""
-    join()
-    rank = dist.get_rank()
     tiny = model("flux")
     PARALLEL["ulysses"](tiny.pipe.transformer, dist.get_world_size())
     seen: dict[str, Any] = {"states": [], "computed": [], "paths": [], "latents": []}
-    entry.PATIENCE = math.inf  # no test depends on the clock
     with torch.no_grad():
         full = [tiny.run(steps=20, seed=seed) for seed in range(2)]
         for seeds in (range(3), [2]):
@@ -192,14 +189,11 @@ def tunes(folder: Path) -> None:
                         assert torch.equal(latents, full[seed])
                 seen["computed"].append([event.step for event in handle.events if not event.reused])
                 seen["paths"].append(handle.tuning.path)
-    (folder / f"{rank}.json").write_text(json.dumps(seen), "utf-8")
-    leave()
+    return seen
 
 
-def errs(folder: Path) -> None:
+def errs() -> dict[str, Any]:
     """Meet an error of tuning's own work on the second rank alone: before a picture, and then after one."""
-    join()
-    rank = dist.get_rank()
     tiny = model("flux")
     PARALLEL["ulysses"](tiny.pipe.transformer, dist.get_world_size())
 
@@ -209,22 +203,29 @@ def errs(folder: Path) -> None:
     seen: dict[str, Any] = {"states": [], "latents": []}
     for place in ("omnireuse.tuning.tuner.Configuration.of", "omnireuse.tuning.entry.FullRun.of"):
         with torch.no_grad(), contextlib.ExitStack() as stack:
-            if rank:
+            if dist.get_rank():
                 stack.enter_context(mock.patch(place, fail))
             handle = stack.enter_context(omnireuse.enable(tiny.pipe))
             for _ in range(2):
                 seen["latents"].append(tiny.run(steps=20).double().sum().item())
             seen["states"].append(str(handle.tuning))
-    (folder / f"{rank}.json").write_text(json.dumps(seen), "utf-8")
+    return seen
+
+
+def each(folder: Path) -> None:
+    """Run what needs no lost rank; write what this rank saw."""
+    join()
+    entry.PATIENCE = math.inf  # no test depends on the clock
+    seen = {}
+    for case in (too_late, tunes, errs):
+        os.environ["OMNIREUSE_CACHE_DIR"] = str(folder / case.__name__)
+        seen[case.__name__] = case()
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(seen), "utf-8")
     leave()
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "late":
-        too_late(Path(sys.argv[2]))
-    elif sys.argv[1] == "tunes":
-        tunes(Path(sys.argv[2]))
-    elif sys.argv[1] == "errs":
-        errs(Path(sys.argv[2]))
+    if sys.argv[1] == "each":
+        each(Path(sys.argv[2]))
     else:
-        main(*sys.argv[1:4], Path(sys.argv[4]))
+        lose(*sys.argv[1:3], Path(sys.argv[3]))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from omnireuse.planning.fit import WeightFit
 from omnireuse.planning.path import Shares, branches_of, copied
-from tests.helpers.full_runs import led, recorded
+from tests.helpers.full_runs import fit_along, recorded
 from tests.helpers.tiny import Tiny, qwen_image, stable_diffusion
 from tests.helpers.tiny import flux as tiny_flux
 
@@ -111,7 +111,7 @@ def test_branches_of_their_own_weights_come_closer_than_one_set() -> None:
 
     def miss(shares: tuple[float, ...]) -> float:
         known = replace(full, path=replace(full.path, shares=shares))
-        made = led(tiny.pipe, lambda: tiny.run(steps=8), WeightFit(computed, 8), known)
+        made = fit_along(tiny.pipe, lambda: tiny.run(steps=8), WeightFit(computed, 8), known)
         return float((made - latents).norm())
 
     assert miss(full.path.shares) < miss((1.0,))

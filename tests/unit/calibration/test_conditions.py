@@ -81,6 +81,11 @@ def other_storage(pipe: Any) -> None:
     first_layer(pipe).weight.data = first_layer(pipe).weight.data * 1.001
 
 
+def written_uncounted(pipe: Any) -> None:
+    weight = first_layer(pipe).weight
+    weight.data.copy_(weight.data * 1.001)
+
+
 def fused_step(pipe: Any) -> None:
     weight = first_layer(pipe).weight
     weight.grad = torch.ones_like(weight)
@@ -177,6 +182,7 @@ def other_training_steps(pipe: Any) -> None:
 CHANGES = {
     in_place: OTHER_WEIGHTS,
     other_storage: OTHER_WEIGHTS,
+    written_uncounted: OTHER_WEIGHTS,
     fused_step: OTHER_WEIGHTS,
     other_parameter: OTHER_WEIGHTS,
     other_denoiser: OTHER_WEIGHTS,

@@ -21,7 +21,7 @@ import omnireuse
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.planning.fit import PRIOR, WeightFit
 from omnireuse.policies import Steps
-from tests.helpers.full_runs import Loop, led, recorded
+from tests.helpers.full_runs import Loop, fit_along, recorded
 from tests.helpers.tiny import flux as tiny_flux
 
 SCHEDULERS = [
@@ -53,7 +53,7 @@ def test_one_reused_step_of_one_weight_leads_back_as_far_as_it_can(scheduler: An
     assert len(full.path.latents) == 6
     assert torch.equal(full.final, latents)
     fit = WeightFit((0, 1, 3, 4), 5, kept=1)
-    again = led(loop, run, fit, full)
+    again = fit_along(loop, run, fit, full)
     assert fit.weights[0][2] == pytest.approx((0.7,), abs=2e-3)
     torch.testing.assert_close(again, latents, rtol=1e-2, atol=1e-2)
 
@@ -63,7 +63,7 @@ def test_the_weights_of_one_sample_are_its_least_squares_with_a_prior_of_its_err
     loop = Loop(FlowMatchEulerDiscreteScheduler(), outputs, noise(0)[:1])
     full, _ = recorded(loop, loop, 4)
     fit = WeightFit((0, 1, 3), 4)
-    led(loop, loop, fit, full)
+    fit_along(loop, loop, fit, full)
     newest, older, true = (outputs[number].flatten().double().numpy() for number in (1, 0, 2))
     basis, left, error = np.stack([newest, older - newest], axis=1), true - newest, 0.0
     for _ in range(50):
@@ -83,7 +83,7 @@ def test_weights_come_closer_to_the_full_run_than_holding_and_judge_as_they_were
     computed = (0, 1, 2, 4, 6)
     full, latents = recorded(tiny.pipe, lambda: tiny.run(steps=8), 8)
     fit = WeightFit(computed, 8)
-    made = led(tiny.pipe, lambda: tiny.run(steps=8), fit, full)
+    made = fit_along(tiny.pipe, lambda: tiny.run(steps=8), fit, full)
     policy = Steps(steps=computed, compute_last=False)
     with omnireuse.enable(tiny.pipe, policy=policy, prediction_target="output"):
         held = tiny.run(steps=8)
@@ -108,7 +108,7 @@ def test_a_scheduler_that_bends_outputs_cannot_be_fitted() -> None:
     straight = Loop(FlowMatchEulerDiscreteScheduler(), outputs, noise(0))
     full, _ = recorded(straight, straight, 4)
     with pytest.raises(UnsupportedModelError, match="Bending: no weights can be fitted"):
-        led(bending, bending, WeightFit((0, 1, 3), 4), full)
+        fit_along(bending, bending, WeightFit((0, 1, 3), 4), full)
 
 
 def test_a_fit_does_not_call_the_denoiser_before_the_first_gap() -> None:
@@ -120,7 +120,7 @@ def test_a_fit_does_not_call_the_denoiser_before_the_first_gap() -> None:
     for steps in (0, 3):
         calls.clear()
         known = replace(full, path=replace(full.path, calls=full.path.calls[:steps]))
-        made.append(led(tiny.pipe, lambda: tiny.run(steps=8), WeightFit(computed, 8), known))
+        made.append(fit_along(tiny.pipe, lambda: tiny.run(steps=8), WeightFit(computed, 8), known))
         assert len(calls) == 2 * (5 - steps), "two branches a step"
     torch.testing.assert_close(made[0], made[1], rtol=0, atol=0)
 
@@ -135,5 +135,5 @@ def test_a_run_whose_guidance_changes_on_the_way_is_fitted_with_one_set_of_weigh
     assert full.path.shares == (1.0,)
     assert full.calls == 2
     fit = WeightFit((0, 1, 3, 5), 6)
-    torch.testing.assert_close(led(loop, loop, fit, full), latents, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(fit_along(loop, loop, fit, full), latents, rtol=1e-2, atol=1e-2)
     assert len(fit.weights) == 1

@@ -126,7 +126,7 @@ class AnySequence(RuleBasedStateMachine):
 
 
 TestAnySequence = AnySequence.TestCase
-TestAnySequence.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestAnySequence.settings = settings(stateful_step_count=40)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -159,33 +159,6 @@ def test_exact_fit_is_allowed_and_one_more_is_not() -> None:
     manager = EncoderCacheManager(8)
     assert manager.can_allocate(Request("a", [8]), 0)
     assert not manager.can_allocate(Request("a", [9]), 0)
-
-
-def test_double_free_credits_once_while_another_entry_lives() -> None:
-    manager, request = EncoderCacheManager(10), Request("a", [4, 3])
-    manager.allocate(request, 0)
-    manager.allocate(request, 1)
-    manager.free_encoder_input(request, 0)
-    manager.free_encoder_input(request, 0)
-    assert manager.num_free_slots == 7
-    assert manager.get_freed_ids() == [("a", 0)]
-
-
-def test_free_of_an_input_never_cached_is_a_no_op() -> None:
-    manager, request = EncoderCacheManager(10), Request("a", [4, 3])
-    manager.allocate(request, 0)
-    manager.free_encoder_input(request, 1)
-    manager.free_encoder_input(Request("b", [1]), 0)
-    assert manager.num_free_slots == 6
-    assert manager.get_freed_ids() == []
-
-
-def test_allocating_twice_charges_once() -> None:
-    manager, request = EncoderCacheManager(10), Request("a", [6])
-    manager.allocate(request, 0)
-    manager.allocate(request, 0)
-    assert manager.num_free_slots == 4
-    assert manager.cached == {"a": {0}}
 
 
 def test_allocating_again_with_another_size_is_refused() -> None:

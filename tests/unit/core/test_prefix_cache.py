@@ -4,14 +4,14 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Sequence
 
 import pytest
 import torch
 
-from omnireuse.core.prefix_cache import OmniTensorPrefixCache, PrefixCacheOptions, writer
+from omnireuse.core.prefix_cache import OmniTensorPrefixCache, PrefixCacheOptions
 from omnireuse.errors import ConfigError, StateError, UnknownNameError, UnsupportedModelError, WrongTypeError
 
+from .conftest import Copy
 from .prefix_batch import make_batch, slots_of
 
 BLOCKS, SIZE, WIDTH = 10, 4, 3
@@ -305,22 +305,6 @@ def test_a_known_key_may_change_neither_width_nor_dtype(changed: torch.Tensor) -
 # --- reading
 
 
-def test_a_hit_gets_its_cached_rows_and_then_this_steps_rows() -> None:
-    cache = make_cache()
-    old, blocks = rows(10), [2, 7, 5]
-    cache.update_omni_tensor_prefix_cache(old, {"a": old[:, :2].long()}, 10, slots_of(blocks, 0, 10, SIZE))
-    cache.reset_prefix_cached_new_req_ids()
-    cache.add_prefix_cached_new_req_id("r0")
-    new = rows(5, start=1000)
-    batch = make_batch([10, 0], [blocks, [1]])
-    merged = merge_hidden(cache, batch, new, r0=3, r1=2)
-    assert torch.equal(merged["r0"], torch.cat([old, new[:3]]))
-    assert torch.equal(merged["r1"], new[3:])
-    merged_mm = merge_mm(cache, batch, {"a": new[:, :2].long()}, r0=3, r1=2)
-    assert torch.equal(merged_mm["a"]["r0"], torch.cat([old[:, :2].long(), new[:3, :2].long()]))
-    assert torch.equal(merged_mm["a"]["r1"], new[3:, :2].long())
-
-
 @pytest.mark.parametrize("computed", [1, 3, 4, 5, 7, 8])
 def test_a_start_in_the_middle_of_a_block_gets_the_rows_of_the_begun_block(computed: int) -> None:
     cache, blocks, data = make_cache(), [6, 1], rows(8)
@@ -403,22 +387,6 @@ def test_a_view_of_a_view_keeps_its_memory_from_being_used_again() -> None:
         merge_hidden(cache, batch, rows(4, start=start), r0=4)
     assert torch.equal(kept, before)
     assert torch.equal(torch.from_numpy(as_numpy), rows(4, start=50))
-
-
-# --- absent rows
-
-
-def half_written(**options: object) -> tuple[OmniTensorPrefixCache, object]:
-    cache = make_cache(**options)
-    cache.update_omni_tensor_prefix_cache(rows(6), None, 6, torch.arange(6))
-    cache.add_prefix_cached_new_req_id("r0")
-    return cache, make_batch([8], [[0, 1]])
-
-
-def test_an_absent_row_raises_by_default() -> None:
-    cache, batch = half_written()
-    with pytest.raises(StateError, match=r"request='r0', key='hidden_states'.*2 of 8 cached rows"):
-        merge_hidden(cache, batch, rows(1), r0=1)
 
 
 @pytest.mark.parametrize("hidden_first", [True, False])
@@ -538,25 +506,6 @@ def stage(cache: OmniTensorPrefixCache, batch: object, value: object, **kw: obje
     cache.stage_deferred_mm_outputs([0, count], batch, {"codes": value}, {"r0": count}, {"codes"}, **kw)
 
 
-def test_deferred_chunks_are_written_when_their_request_finishes() -> None:
-    cache, data, blocks = make_cache(), rows(8, 2).long(), [2, 6]
-    for start in (0, 4):
-        chunk = data[start : start + 4]
-        slots = slots_of(blocks, start, 4, SIZE)
-        cache.update_omni_tensor_prefix_cache(rows(4), {"codes": chunk}, 4, slots, skip_mm_cache_keys={"codes"})
-        stage(cache, make_batch([start + 4], [blocks]), chunk)
-        cache.reset_prefix_cached_new_req_ids()
-    assert cache.mm_cache_keys == {"codes"}
-    assert not cache.mm_outputs_cache["codes"].any()
-    assert cache.stats()["deferred_bytes"] == 8 * 2 * 8
-    batch = make_batch([8], [blocks])
-    cache.commit_deferred_mm_outputs({"r0"}, batch)
-    cache.commit_deferred_mm_outputs({"r0"}, batch)
-    cache.add_prefix_cached_new_req_id("r0")
-    assert torch.equal(merge_mm(cache, batch, {"codes": data[:1]}, r0=1)["codes"]["r0"][:8], data)
-    assert cache.stats()["deferred_bytes"] == 0
-
-
 def test_a_counter_read_before_the_step_says_so() -> None:
     cache, batch, data = make_cache(), make_batch([0], [[1]]), rows(4, 2)
     stage(cache, batch, data, counter_includes_step=False)
@@ -567,14 +516,6 @@ def test_a_counter_read_before_the_step_says_so() -> None:
     flat = cache.mm_outputs_cache["codes"].view(-1, 2)
     assert torch.equal(flat[4:8], data)
     assert torch.equal(flat[12:14], late)
-
-
-def test_staged_chunks_survive_a_reused_buffer() -> None:
-    cache, live = make_cache(), rows(4, 2)
-    stage(cache, make_batch([4], [[0]]), live)
-    live.fill_(-7)
-    cache.commit_deferred_mm_outputs(["r0"], make_batch([4], [[0]]))
-    assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
 
 
 def test_discarded_chunks_are_gone_and_the_id_may_be_used_again() -> None:
@@ -627,86 +568,54 @@ def test_a_deferred_key_must_fit_what_is_cached() -> None:
         stage(cache, make_batch([4], [[0]]), rows(4, 5))
 
 
-# --- copies off the critical path: the device is played by an event that a test sets
+# --- copies off the critical path, on a played device (conftest)
 
 
-class PlayedDevice:
-    """Host copies that become readable only when told, as from a busy device."""
-
-    def __init__(self) -> None:
-        self.copies: list[tuple[threading.Event, list[torch.Tensor], list[torch.Tensor]]] = []
-
-    def start(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], PlayedDevice.Copy]:
-        snapshots, host = [t.clone() for t in tensors], [torch.empty_like(t) for t in tensors]
-        copy = PlayedDevice.Copy(snapshots, host)
-        self.copies.append(copy)
-        return host, copy
-
-    class Copy:
-        def __init__(self, snapshots: list[torch.Tensor], host: list[torch.Tensor]) -> None:
-            self.done, self.snapshots, self.host = threading.Event(), snapshots, host
-
-        def finish(self) -> None:
-            for target, source in zip(self.host, self.snapshots, strict=True):
-                target.copy_(source)
-            self.done.set()
-
-        def synchronize(self) -> None:
-            assert self.done.wait(timeout=30)
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> PlayedDevice:
-    played = PlayedDevice()
-    monkeypatch.setattr(writer, "start_host_copies", played.start)
-    return played
-
-
-def test_update_returns_before_the_copy_is_done_and_a_hit_waits_for_it(device: PlayedDevice) -> None:
+def test_update_returns_before_the_copy_is_done_and_a_hit_waits_for_it(copies: list[Copy]) -> None:
     cache, live = make_cache(), rows(4)
     slots = torch.arange(4)
     cache.update_omni_tensor_prefix_cache(live, None, 4, slots)
     live.zero_()
     slots.fill_(39)
-    assert not device.copies[0].done.is_set()
+    assert not copies[0].done.is_set()
     cache.add_prefix_cached_new_req_id("r0")
-    threading.Timer(0.05, device.copies[0].finish).start()
+    threading.Timer(0.05, copies[0].finish).start()
     merged = merge_hidden(cache, make_batch([4], [[0]]), rows(1), r0=1)["r0"]
     assert torch.equal(merged[:4], rows(4))
 
 
-def test_writes_in_flight_land_in_order(device: PlayedDevice) -> None:
+def test_writes_in_flight_land_in_order(copies: list[Copy]) -> None:
     cache = make_cache()
     for k in range(3):
         cache.update_omni_tensor_prefix_cache(rows(4, start=100 * k), None, 4, torch.arange(4))
-    for copy in reversed(device.copies):
+    for copy in reversed(copies):
         copy.finish()
     assert torch.equal(cache.hidden_states_cache[0], rows(4, start=200))
 
 
-def test_a_full_queue_waits_and_counts_it(device: PlayedDevice) -> None:
+def test_a_full_queue_waits_and_counts_it(copies: list[Copy]) -> None:
     cache = make_cache(max_pending_writes=1)
     cache.update_omni_tensor_prefix_cache(rows(4), None, 4, torch.arange(4))
-    threading.Timer(0.05, device.copies[0].finish).start()
+    threading.Timer(0.05, copies[0].finish).start()
     cache.update_omni_tensor_prefix_cache(rows(4, start=50), None, 4, torch.arange(4))
-    device.copies[1].finish()
+    copies[1].finish()
     assert torch.equal(cache.hidden_states_cache[0], rows(4, start=50))
     assert cache.stats()["stalls"] == 1
 
 
-def test_a_write_that_failed_in_the_background_is_raised_by_the_next_call(device: PlayedDevice) -> None:
+def test_a_write_that_failed_in_the_background_is_raised_by_the_next_call(copies: list[Copy]) -> None:
     cache = make_cache()
     cache.update_omni_tensor_prefix_cache(rows(2), None, 2, torch.tensor([0, 99]))
-    device.copies[0].finish()
+    copies[0].finish()
     with pytest.raises(StateError, match="got 99"):
         cache.stats()
 
 
-def test_deferred_rows_are_copied_off_the_critical_path_too(device: PlayedDevice) -> None:
+def test_deferred_rows_are_copied_off_the_critical_path_too(copies: list[Copy]) -> None:
     cache, batch = make_cache(), make_batch([4], [[0]])
     stage(cache, batch, rows(4, 2))
     cache.commit_deferred_mm_outputs(["r0"], batch)
-    device.copies[0].finish()
+    copies[0].finish()
     assert torch.equal(cache.mm_outputs_cache["codes"][0], rows(4, 2))
 
 
@@ -747,11 +656,3 @@ def test_rows_of_a_request_that_left_are_dropped_where_its_slots_are_not_known(
     assert "4 deferred rows of request 'r0' dropped: the slots of these rows of 'codes' are not known" in caplog.text
     assert cache.mm_cache_keys == set()
     assert (cache.stats()["deferred_rows_dropped"], cache.stats()["deferred_bytes"]) == (4, 0)
-
-
-def test_rows_beyond_the_blocks_of_a_request_are_dropped_and_the_others_written() -> None:
-    cache = make_cache()
-    stage(cache, make_batch([8], [[0, 1]]), rows(8, 2))
-    cache.commit_deferred_mm_outputs(["r0"], make_batch([4], [[6]]))
-    assert torch.equal(cache.mm_outputs_cache["codes"][6], rows(4, 2))
-    assert cache.stats()["deferred_rows_dropped"] == 4

@@ -156,4 +156,4 @@ class Engine(RuleBasedStateMachine):
 
 
 TestEngine = Engine.TestCase
-TestEngine.settings = settings(max_examples=120, stateful_step_count=30, deadline=None)
+TestEngine.settings = settings(stateful_step_count=30)

@@ -202,4 +202,4 @@ class Engine(RuleBasedStateMachine):
 
 
 TestEngine = Engine.TestCase
-TestEngine.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestEngine.settings = settings(stateful_step_count=25)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from omnireuse.core.prefix_cache import OmniPrefixCacheManager, writer
+from omnireuse.core.prefix_cache import OmniPrefixCacheManager
 from omnireuse.errors import StateError
 
+from .conftest import Copy
 from .prefix_batch import slots_of
 
 SIZE, WIDTH = 4, 3
@@ -282,52 +283,28 @@ def test_inference_tensors_of_any_dtype_come_back_as_they_were(dtype: torch.dtyp
     assert torch.equal(engine.hidden(number, "b"), torch.cat([first, first[:1]]))
 
 
-# --- writes off the critical path: the device is played by an event that a test sets
+# --- writes off the critical path, on a played device (conftest)
 
 
-class Device:
-    """Host copies that become readable only when told."""
-
-    def __init__(self) -> None:
-        self.events: list[Device] = []
-        self.done, self.is_broken = threading.Event(), False
-
-    def start(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Device]:
-        self.events.append(Device())
-        return [tensor.clone() for tensor in tensors], self.events[-1]
-
-    def synchronize(self) -> None:
-        assert self.done.wait(timeout=30)
-        if self.is_broken:
-            raise MemoryError("gone")
-
-
-@pytest.fixture
-def device(monkeypatch: pytest.MonkeyPatch) -> Device:
-    played = Device()
-    monkeypatch.setattr(writer, "start_host_copies", played.start)
-    return played
-
-
-def test_a_step_is_read_once_its_copy_is_there_and_without_waiting_for_the_next(device: Device) -> None:
+def test_a_step_is_read_once_its_copy_is_there_and_without_waiting_for_the_next(copies: list[Copy]) -> None:
     engine = Engine()
     first = engine.step({"a": ([5, 2], 0, 8)})
     second = engine.step({"b": ([5, 2, 7], 8, 1)}, hits=["b"])
     third = engine.step({"c": ([7, 2, 5], 0, 12)}, 100.0, finished=["a", "b"])
-    for event in device.events[:2]:
-        event.done.set()
+    for copy in copies[:2]:
+        copy.finish()
     assert torch.equal(engine.hidden(second, "b"), states(0, 9))  # the third step still computes
-    device.events[2].done.set()
+    copies[2].finish()
     assert torch.equal(engine.hidden(third, "c"), states(0, 12, 100.0))
     assert torch.equal(engine.hidden(first, "a"), states(0, 8))  # read before the third step was written
     engine.manager.shutdown()
 
 
-def test_a_write_that_failed_is_an_error_for_ever(device: Device) -> None:
+def test_a_write_that_failed_is_an_error_for_ever(copies: list[Copy]) -> None:
     engine = Engine()
     number = engine.step({"a": ([5, 2], 0, 8)})
-    device.events[0].is_broken = True
-    device.events[0].done.set()
+    copies[0].is_broken = True
+    copies[0].finish()
     with pytest.raises(StateError, match=r"a write failed \(gone\)"):
         engine.manager.materialize(number, ["a"])
     for _ in range(2):

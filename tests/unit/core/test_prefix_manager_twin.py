@@ -242,9 +242,4 @@ class Twin(RuleBasedStateMachine):
 
 
 TestTwin = Twin.TestCase
-TestTwin.settings = settings(max_examples=60, stateful_step_count=20)
-
-
-@pytest.mark.sweep
-class TestManyTwins(Twin.TestCase):
-    settings = settings(max_examples=600, stateful_step_count=20)
+TestTwin.settings = settings(stateful_step_count=20)

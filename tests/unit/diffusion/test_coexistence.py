@@ -18,6 +18,7 @@ import omnireuse
 from omnireuse import EveryNth, Steps
 from omnireuse.arguments.targets import strategy_of
 from omnireuse.forecasters import FORECASTERS
+from tests.helpers.sweep import crossed
 from tests.helpers.tiny import FLUX_CALL, TINY, Tiny, flux_control, stable_diffusion_control
 
 from .test_hooks import FORCED, REGIONS, traces
@@ -112,13 +113,20 @@ def lora_life(tiny: Tiny) -> list[torch.Tensor]:
     return results
 
 
-@pytest.mark.parametrize("region", REGIONS)
-def test_a_lora_comes_and_goes_under_reuse(region: str) -> None:
+@pytest.fixture(scope="module")
+def without_reuse() -> tuple[Tiny, list[torch.Tensor]]:
     untouched = TINY["flux"]()
     plain = lora_life(untouched)
     assert torch.equal(plain[0], plain[-1])
     assert not any(torch.equal(a, b) for a, b in itertools.pairwise(plain))
-    flux = TINY["flux"]()
+    return untouched, plain
+
+
+@pytest.mark.parametrize("region", REGIONS)
+def test_a_lora_comes_and_goes_under_reuse(
+    flux: Tiny, without_reuse: tuple[Tiny, list[torch.Tensor]], region: str
+) -> None:
+    untouched, plain = without_reuse
     with omnireuse.enable(flux.pipe, policy="never", region=region):
         assert all(torch.equal(a, b) for a, b in zip(lora_life(flux), plain, strict=True))
     with omnireuse.enable(flux.pipe, policy="fixed", region=region) as handle:
@@ -130,8 +138,7 @@ def test_a_lora_comes_and_goes_under_reuse(region: str) -> None:
     assert [names for _, names, _ in traces(flux)] == [names for _, names, _ in traces(untouched)]
 
 
-@pytest.mark.parametrize("wrap", [False, True], ids=["added", "wrapped"])
-@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize(("region", "wrap"), crossed(REGIONS, [False, True]))
 def test_no_forecast_mixes_scales_of_an_adapter(flux: Tiny, region: str, wrap: bool) -> None:
     if wrap:
         flux.pipe.transformer = get_peft_model(flux.pipe.transformer, LORA).eval()
@@ -229,10 +236,9 @@ def unread_steps(flux: Tiny, monkeypatch: pytest.MonkeyPatch, **choice: Any) -> 
     return handle
 
 
-@pytest.mark.parametrize("forecaster", sorted(FORECASTERS))
-@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize(("forecaster", "region"), crossed(sorted(FORECASTERS), REGIONS))
 def test_a_schedule_reads_nothing_back(
-    flux: Tiny, monkeypatch: pytest.MonkeyPatch, region: str, forecaster: str
+    flux: Tiny, monkeypatch: pytest.MonkeyPatch, forecaster: str, region: str
 ) -> None:
     choice = {"policy": EveryNth(every=2), "forecaster": forecaster, "region": region}
     assert unread_steps(flux, monkeypatch, **choice).summary().reused_calls == 3
@@ -246,8 +252,7 @@ def test_what_measures_reads_back(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -
 # -- faults -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("at", [0, 1, 2])
-@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize(("region", "at"), crossed(REGIONS, [0, 1, 2]))
 def test_ctrl_c_in_the_middle_leaves_nothing(flux: Tiny, region: str, at: int) -> None:
     # Where nothing is left to interrupt on a reused step, the interrupt comes between steps.
     where = flux.pipe.transformer.single_transformer_blocks[0] if region == "blocks" else flux.pipe.transformer

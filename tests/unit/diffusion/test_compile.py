@@ -16,7 +16,7 @@ import omnireuse
 from omnireuse import EveryNth
 from omnireuse.policies.base import Policy
 from tests.helpers.sweep import sweep
-from tests.helpers.tiny import TINY, Tiny
+from tests.helpers.tiny import Tiny, qwen_image, small_flux
 
 FIXED = EveryNth(every=2)
 
@@ -42,8 +42,14 @@ def counter() -> Iterator[CompileCounter]:
     torch._dynamo.reset()
 
 
+@pytest.fixture
+def flux() -> Tiny:
+    """One block of each kind, as each costs seconds to compile."""
+    return small_flux()
+
+
 def eager(region: str, policy: Policy = FIXED, **call: Any) -> torch.Tensor:
-    tiny = TINY["flux"]()
+    tiny = small_flux()
     with omnireuse.enable(tiny.pipe, policy=policy, region=region):
         return tiny.run(**call)
 
@@ -93,7 +99,7 @@ def test_a_model_may_be_compiled_after_enabling(
 
 def test_blocks_that_share_compiled_code_still_do_so(counter: CompileCounter) -> None:
     # More blocks than torch.compile puts up with recompilations of one piece of code.
-    tiny = TINY["qwen_image"]()
+    tiny = qwen_image()
     kind = type(tiny.pipe.transformer)
     config = dict(tiny.pipe.transformer.config) | {"num_layers": torch._dynamo.config.recompile_limit + 2}
     tiny.pipe.transformer = kind.from_config(config).eval()
@@ -124,7 +130,7 @@ def test_a_model_compiled_whole_runs_uncompiled_in_regions_between_its_blocks(
     assert counter.frame_count == whole
 
 
-SHAPES = ({}, {"height": 16}, {"batch": 2})
+SHAPES = ({}, {"height": 16, "batch": 2})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from peft import LoraConfig
 import omnireuse
 from omnireuse.loop.conditions import Conditions
 from tests.helpers import tiny
+from tests.helpers.sweep import crossed
 from tests.helpers.tiny import Tiny, tensor
 from tests.helpers.waves import Engine, request
 from tests.models.diffusion.pipelines import image
@@ -67,6 +68,31 @@ def swapped_in_place() -> Case:
     return Case(made, change)
 
 
+def swapped_by_name() -> Case:
+    made = tiny.flux()
+    layers = [f"transformer_blocks.{block}.attn.{name}" for block in range(2) for name in ("to_q", "to_v")]
+    width = made.pipe.transformer.transformer_blocks[0].attn.to_q.in_features
+
+    def adapter(seed: int) -> dict[str, torch.Tensor]:
+        shapes = {"A": (2, width), "B": (width, 2)}
+        layers_ = [
+            (layer, part) for layer in layers[: 2 * len(made.pipe.transformer.transformer_blocks)] for part in shapes
+        ]
+        return {
+            f"transformer.{layer}.lora_{part}.weight": tensor(*shapes[part], seed=seed + place)
+            for place, (layer, part) in enumerate(layers_)
+        }
+
+    made.pipe.load_lora_weights(adapter(20), adapter_name="style")
+    return Case(made, lambda _: made.pipe.load_lora_weights(adapter(50), adapter_name="style", hotswap=True) or {})
+
+
+def other_checkpoint() -> Case:
+    made = tiny.flux()
+    other = {name: 1.1 * value for name, value in made.pipe.transformer.state_dict().items()}
+    return Case(made, lambda _: made.pipe.transformer.load_state_dict(other) and {})
+
+
 def scaled_adapter() -> Case:
     made = image.ip_adapter()
     return Case(made, lambda _: made.pipe.set_ip_adapter_scale(0.2) or {})
@@ -87,10 +113,12 @@ def other_control() -> Case:
 
 CASES = {
     "prompt": lambda: replaced("prompt_embeds"),
-    "prompt in place": written_in_place,
-    "weights of LoRA": swapped_in_place,
     "scale of an IP-Adapter": scaled_adapter,
+    "weights of LoRA": swapped_in_place,
+    "LoRA of the same name": swapped_by_name,
+    "all weights": other_checkpoint,
     "image of a ControlNet": other_control,
+    "prompt in place": written_in_place,
 }
 HOW = {
     "default": {"tune": False},
@@ -106,8 +134,7 @@ def at_step(handle: omnireuse.Handle, step: int, run: int = 1) -> list[bool]:
     return [each.reused for each in handle.events if each.step == step and each.run == run]
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("what", CASES)
+@pytest.mark.parametrize(("how", "what"), crossed([*HOW], [*CASES]))
 def test_the_step_after_a_change_is_computed_and_nothing_before_it_is_used(what: str, how: str) -> None:
     case = CASES[what]()
     if how in ("blocks", "tail") and not hasattr(case.tiny.pipe, "transformer"):

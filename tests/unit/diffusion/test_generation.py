@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omnireuse import Blend, ErrorControl, EveryNth, Hold, Polynomial, Spread, Steps, Strategy
@@ -247,7 +247,6 @@ def strategies() -> st.SearchStrategy[Strategy]:
     )
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_rows_of_a_batch_get_what_they_would_get_alone(data: st.DataObject) -> None:
     """Requests of different strategies, step counts and shapes join and leave at any wave."""

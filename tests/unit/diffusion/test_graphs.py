@@ -12,7 +12,7 @@ from omnireuse import EasyCache, ErrorControl, EveryNth, ResidualDiff, SeaCache,
 from omnireuse.forecasters import FORECASTERS, Fitted
 from omnireuse.loop.strategy import REGIONS
 from tests.helpers.graphs import REPLAYS, static_outputs, writing_denoiser
-from tests.helpers.sweep import sweep
+from tests.helpers.sweep import crossed, sweep
 from tests.helpers.tiny import TINY, Tiny
 
 EVERY_SECOND = EveryNth(every=2)
@@ -70,8 +70,7 @@ def test_one_buffer_serves_every_call(flux: Tiny, region: str) -> None:
     assert torch.equal(run(flux, {"region": region}, guided=False), plain)
 
 
-@pytest.mark.parametrize("replay", REPLAYS)
-@pytest.mark.parametrize("region", REGIONS)
+@pytest.mark.parametrize(("region", "replay"), crossed([*REGIONS], [*REPLAYS]))
 def test_samples_of_a_batch_that_are_decided_on_separately(flux: Tiny, region: str, replay: str) -> None:
     policy = ResidualDiff(residual_diff_threshold=1e9, max_warmup_steps=1, max_continuous_cached_steps=2)
     choices = {"tail": {"policy": policy}, "blocks": {"policy": TeaCache(rel_l1_thresh=0.5)}}

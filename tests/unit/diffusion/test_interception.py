@@ -22,6 +22,7 @@ from omnireuse import EveryNth
 from omnireuse.diffusion.cache import TeaCacheConfig, apply_teacache_hook
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.interception import intercept
+from tests.helpers.sweep import crossed
 from tests.helpers.tiny import FLUX_CALL, TINY, Tiny
 
 REGIONS = ("step", "call", "blocks", "tail")
@@ -289,8 +290,7 @@ def regions_of(tiny: Tiny) -> list[str]:
     return ["step", "call"] + (["blocks"] if hasattr(tiny.pipe, "transformer") else [])
 
 
-@pytest.mark.parametrize("guided", [True, False])
-@pytest.mark.parametrize("kind", sorted(COMPUTING))
+@pytest.mark.parametrize(("kind", "guided"), crossed(sorted(COMPUTING), [True, False]))
 def test_computing_everything_is_bit_equal(tiny: Tiny, kind: str, guided: bool) -> None:
     full = tiny.run(guided=guided)
     for region in regions_of(tiny)[: 2 if kind in ("easy_cache", "sea_cache") else 3]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler, FlowMatchEulerDiscreteScheduler, PNDMScheduler
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import omnireuse
@@ -198,7 +198,6 @@ def test_equal_timesteps_of_an_announced_run_are_two_steps(twice: int, branches:
     assert handle.summary().steps == 22
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     begin=st.integers(0, 8),
     count=st.integers(10, 16),

@@ -17,6 +17,7 @@ from omnireuse.errors import OmniReuseError
 from omnireuse.hooks.regions.rows import rows_of
 from omnireuse.loop.strategy import Strategy
 from tests.helpers.batches import generators, threshold_between
+from tests.helpers.sweep import crossed
 from tests.helpers.tiny import TINY, Tiny
 
 BATCH = 3
@@ -46,8 +47,7 @@ def threshold(tiny: Tiny, region: str) -> float:
     return threshold_between(tiny, region, generator=generators(*range(BATCH)), **arguments(tiny))
 
 
-@pytest.mark.parametrize("region", ["step", "call"])
-@pytest.mark.parametrize("name", ["flux", "stable_diffusion", "qwen_image"])
+@pytest.mark.parametrize(("name", "region"), crossed(["flux", "stable_diffusion", "qwen_image"], ["step", "call"]))
 def test_each_sample_gets_what_it_would_get_alone(name: str, region: str) -> None:
     tiny = TINY[name]()
     given = arguments(tiny)

@@ -62,7 +62,7 @@ def test_the_first_pictures_are_full_and_the_others_follow_a_plan_that_is_closer
         assert state(patched).state == "measuring"
         assert torch.equal(picture(patched, number), full)
         spent.append(model.calls - before)
-    # The first alone takes its usual time; shadows take no more than the pictures.
+    # The first alone takes its usual time; trial runs take no more than the pictures.
     assert spent[0] == STEPS
     assert spent[1] > STEPS
     assert sum(spent) <= 6 * STEPS
@@ -129,7 +129,7 @@ def test_without_tuning_reuse_begins_at_once(monkeypatch: pytest.MonkeyPatch, ho
     assert told is None if how != "tolerance" else told.state == "off"
 
 
-def test_shadows_touch_no_callback_and_no_random_state() -> None:
+def test_trial_runs_touch_no_callback_and_no_random_state() -> None:
     model = Model()
     patched, told = node(model), list[bool]()
     for number in range(3):
@@ -190,7 +190,7 @@ def test_an_interrupt_of_a_picture_reaches_comfyui_and_keeps_the_pictures_before
     assert state(patched).state == "ready"
 
 
-def test_an_interrupt_of_shadows_that_come_first_reaches_comfyui() -> None:
+def test_an_interrupt_of_trial_runs_that_come_first_reaches_comfyui() -> None:
     """A batch of three pictures measures everything at once; trial runs that were not made come before the next run."""
     model = Model()
     patched = node(model)
@@ -216,7 +216,7 @@ def runs_out(*_: object) -> None:
     raise torch.OutOfMemoryError("out of luck")
 
 
-def test_three_failures_of_shadows_in_a_row_end_tuning_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_three_failures_of_trial_runs_in_a_row_end_tuning_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     model = Model()
     patched = node(model)
     with caplog.at_level(logging.WARNING, "omnireuse"):
@@ -327,7 +327,7 @@ def test_sigmas_are_read_from_the_device_only_where_nothing_tells_them(name: str
     assert (first, sampler.reads) == (0, 0)
 
 
-def test_a_tuned_picture_reads_no_sigma_and_its_shadows_do_not() -> None:
+def test_a_tuned_picture_reads_no_sigma_and_its_trial_runs_do_not() -> None:
     patched, sampler = node(Model()), Sampler()
     for number in range(4):
         picture(patched, number, sampler)

@@ -232,6 +232,96 @@ def test_compiled_blocks_pass_by_and_get_their_weights_back() -> None:
     assert not [each for each in cache.tables[0].projections if "blocks" in each.name]
 
 
+@pytest.mark.parametrize("how", ["in place", "wrapped"])
+def test_a_whole_model_compiled_after_release_gets_its_weights_back(how: str) -> None:
+    plain, cached, cache = installed()
+    torch._dynamo.reset()  # forgets who wants to be told
+    cached.patch.compile(backend="eager")
+    assert equal(run(plain), run(cached))
+    assert cache.details()["released"] == 2  # a part alone is no reason
+    with torch.no_grad():
+        if how == "in place":
+            cached.compile(backend="eager", fullgraph=True)
+        called = torch.compile(cached, backend="eager") if how == "wrapped" else cached
+        assert equal(run(plain), run(called))
+    found = cache.details()
+    assert found["released"] == 0
+    assert found["bypassed_compiled"] == 1
+    cache.close()
+    torch._dynamo.reset()
+
+
+class Loaded(nn.Parameter):
+    """A parameter with attributes of its own, as servers have."""
+
+
+@torch.no_grad()
+def test_subclasses_of_parameters_leave_and_come_back_as_they_were() -> None:
+    plain, cached = Denoiser([0, 2], 64), Denoiser([0, 2], 64)
+    for block in cached.blocks:
+        weight = Loaded(block.linear.weight, requires_grad=False)
+        weight.weight_loader, weight.scale = print, torch.ones(1)
+        block.linear.weight = weight
+    kept = [block.linear.weight for block in cached.blocks]
+    before = [dict(vars(each)) for each in kept]
+    cache = omnireuse.install_modulation_cache(cached, release="disk")
+    assert cache is not None
+    for prompt in (0, 0, 1, 0):
+        assert equal(run(plain, prompt), run(cached, prompt))
+    assert cache.details()["released"] == 2
+    cache.close()
+    assert all(block.linear.weight is each for block, each in zip(cached.blocks, kept, strict=True))
+    assert [dict(vars(each)) for each in kept] == before
+    assert all(type(each) is Loaded for each in kept)
+    assert equal(run(plain), run(cached))
+
+
+class Int8(torch.Tensor):
+    """A weight in eight bits with a scale: a wrapper, as torchao's are."""
+
+    values: torch.Tensor
+    scale: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, values: torch.Tensor, scale: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, values.shape, dtype=scale.dtype)  # type: ignore[attr-defined]
+
+    def __init__(self, values: torch.Tensor, scale: torch.Tensor) -> None:
+        self.values, self.scale = values, scale
+
+    def __tensor_flatten__(self) -> Any:
+        return ["values", "scale"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].values, args[0].scale)
+        plain = [each.values.to(each.scale.dtype) * each.scale if isinstance(each, cls) else each for each in args]
+        return func(*plain, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_quantised_weights_stay_and_their_outputs_are_kept() -> None:
+    plain, cached = Denoiser([0, 2], 64), Denoiser([0, 2], 64)
+    for model in (plain, cached):
+        for block in model.blocks:
+            scale = block.linear.weight.abs().max() / 127
+            values = (block.linear.weight / scale).round().to(torch.int8)
+            block.linear.weight = nn.Parameter(Int8(values, scale), requires_grad=False)
+    cache = omnireuse.install_modulation_cache(cached, release="disk")
+    assert cache is not None
+    for _ in range(3):
+        assert equal(run(plain), run(cached))
+    found = cache.details()
+    assert found["computed"] == 8
+    assert found["released"] == 0
+    assert found["bypassed_quantised"]
+    for model in (plain, cached):
+        model.blocks[0].linear.weight.values.neg_()
+    assert equal(run(plain), run(cached))
+    assert cache.details()["changed"] == 1
+
+
 def test_threads_get_their_own_rows() -> None:
     plain, cached, _ = installed()
     want = [run(plain, prompt) for prompt in range(4)]

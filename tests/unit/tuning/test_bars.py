@@ -1,4 +1,4 @@
-"""The bars of measured pictures and of the shadows after them: nobody thinks that the pipeline hangs."""
+"""The bars of measured pictures and of the trial runs after them: nobody thinks that the pipeline hangs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tuning of a compiled model: its graphs serve full pictures, shadows and the plan."""
+"""Tuning of a compiled model: its graphs serve full pictures, trial runs and the plan."""
 
 from __future__ import annotations
 

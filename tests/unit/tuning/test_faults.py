@@ -57,7 +57,7 @@ def test_a_picture_that_fails_costs_itself_alone(flux: Tiny, error: BaseExceptio
         assert handle.tuning.state == "ready"
 
 
-def test_a_shadow_that_fails_leaves_the_picture(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_run_that_fails_leaves_the_picture(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     full = flux.run(steps=STEPS)
     with omnireuse.enable(flux.pipe) as handle:
         flux.run(steps=STEPS)
@@ -96,7 +96,7 @@ def test_a_source_on_the_path_that_is_not_installed_notes_its_version(monkeypatc
     assert versions() == {"omnireuse": omnireuse.__version__, "torch": "1", "diffusers": "1"}
 
 
-def test_an_interrupt_within_a_shadow_reaches_the_user(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_within_a_trial_run_reaches_the_user(flux: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     with omnireuse.enable(flux.pipe) as handle:
         flux.run(steps=STEPS)
 

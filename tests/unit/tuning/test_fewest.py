@@ -83,7 +83,7 @@ def test_a_tolerance_is_tuned_and_then_kept_with_a_fixed_schedule(flux: Tiny) ->
         assert f"of {STEPS} steps computed" in handle.tuning.reason
         assert handle.tuning.expected is not None
         assert 0 < handle.tuning.expected <= TOLERANCE
-        # The shadows together take no more work than the pictures.
+        # The trial runs together take no more work than the pictures.
         assert JUDGED < handle.tuning.runs <= 2 * JUDGED
         for seed in range(JUDGED, JUDGED + 3):
             assert error(flux.run(steps=STEPS, seed=seed), full[seed]) <= TOLERANCE

@@ -23,8 +23,9 @@ from omnireuse.errors import ConfigError
 from omnireuse.tuning import store
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.store import Measured, Store, read_kept
+from tests.helpers.sweep import crossed
 from tests.helpers.tiny import Tiny
-from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import small_flux as tiny_flux
 
 STEPS, COMPUTED = 10, 5
 Document = dict[str, Any]
@@ -259,8 +260,7 @@ def test_a_value_with_a_checksum_of_its_own_is_followed_or_refused(plans: tuple[
             plan.strategy(profile.coordinates)
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize("seal", [True, False], ids=["sealed", "unsealed"])
+@pytest.mark.parametrize(("seed", "seal"), crossed(range(3), [True, False]))
 def test_pictures_are_bit_equal_beside_damaged_files(flux: Tiny, cache: Path, seed: int, seal: bool) -> None:
     full = flux.run(steps=STEPS)
     with enabled(flux):
@@ -364,3 +364,36 @@ def test_a_folder_that_cannot_be_written_is_said_once(
         assert handle.tuning.state == "ready"
     (line,) = [record.message for record in caplog.records if "kept in memory only" in record.message]
     assert "OMNIREUSE_CACHE_DIR names another folder" in line
+
+
+def written_uncounted(tiny: Tiny) -> None:
+    for weight in tiny.pipe.transformer.parameters():
+        weight.data.mul_(1.01)  # no version moves
+
+
+def test_weights_that_are_replaced_without_a_trace_get_plans_of_their_own(flux: Tiny, cache: Path) -> None:
+    with omnireuse.enable(flux.pipe) as handle:
+        for seed in range(3):
+            flux.run(steps=STEPS, seed=seed)
+        assert handle.tuning.state == "ready"
+        written_uncounted(flux)
+        flux.run(steps=STEPS)
+        assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 1)
+    assert len(list((cache / "tuned").glob("*.json"))) == 1
+
+
+def test_trial_runs_of_other_weights_than_the_measured_pictures_show_nothing(flux: Tiny) -> None:
+    calls = 0
+
+    def callback(*_: object) -> dict[str, object]:
+        nonlocal calls
+        calls += 1
+        if calls == 2 * STEPS + 3:  # in the first trial run
+            written_uncounted(flux)
+        return {}
+
+    with omnireuse.enable(flux.pipe) as handle:
+        for seed in range(2):
+            flux.run(steps=STEPS, seed=seed, callback_on_step_end=callback)
+        assert handle.tuning.runs == 2, "the trial run is not counted"
+        assert "weights of the measured pictures were replaced" in str(handle.tuning)

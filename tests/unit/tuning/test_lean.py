@@ -41,7 +41,7 @@ def test_a_short_run_takes_the_fewest_full_calls_that_leave_little_error() -> No
     tiny = EDITING["qwen_edit"]()
     handle = tuned(tiny, 8)
     calls = handle.summary().references
-    assert calls == ReferenceCalls(), "shadows are not counted"
+    assert calls == ReferenceCalls(), "trial runs are not counted"
     every = full_every(handle)
     assert every in (0, 4, 2)
     said = r"references computed in (the first call|one of \d calls) and at the last step, [0-4]\.\d\d% error with that"

@@ -28,7 +28,7 @@ BEFORE = [
     "omnireuse.tuning.store.Store.near",
     "omnireuse.tuning.budget.Ledger.allows",
     "omnireuse.tuning.tuner.Recording",
-    "omnireuse.tuning.entry.Entry.start",
+    "omnireuse.tuning.entry.TuningEntry.start",
 ]
 """Work before a picture, which is the untuned default's then."""
 AFTER = [
@@ -40,7 +40,7 @@ AFTER = [
     "omnireuse.tuning.replay.without_bar",
     "omnireuse.tuning.steppers.FitStepper.use",
     "omnireuse.tuning.store.Store.save",
-    "omnireuse.tuning.entry.Entry.take",
+    "omnireuse.tuning.entry.TuningEntry.take",
 ]
 """Work within a picture that is measured, or after it."""
 

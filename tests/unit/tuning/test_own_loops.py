@@ -60,7 +60,7 @@ class Loop:
             else:
                 plain = self.transformer(latents, noise, 0.0)
                 output = plain + guidance_scale * (self.transformer(latents, noise, condition) - plain)
-            # In place, as loops that save memory write: a shadow must not change the caller's tensors.
+            # In place, as loops that save memory write: a trial run must not change the caller's tensors.
             latents.copy_(self.scheduler.step(output, timestep, latents, return_dict=False)[0])
         return latents
 

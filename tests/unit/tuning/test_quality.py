@@ -50,7 +50,7 @@ def test_a_quality_is_tuned_and_then_kept_with_a_fixed_schedule(flux: Tiny) -> N
         assert handle.tuning.pictures == JUDGED
         assert f"of {STEPS} steps computed, 25 dB expected of nine of ten pictures" in handle.tuning.reason
         assert "promise" not in str(handle.summary())
-        # The shadows together take no more work than the pictures.
+        # The trial runs together take no more work than the pictures.
         assert JUDGED < handle.tuning.runs <= 2 * JUDGED
         for seed in range(JUDGED, JUDGED + 3):
             assert closeness(flux.run(steps=STEPS, seed=seed), full[seed]) >= QUALITY

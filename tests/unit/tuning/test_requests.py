@@ -106,7 +106,7 @@ def test_the_first_requests_are_bit_equal_and_later_ones_repeat() -> None:
         given, twin = request(seed), request(seed)
         result, figures = server.serve(given)
         assert torch.equal(result, plain(twin)[0])
-        # Shadows have changed neither the request nor its generator.
+        # Trial runs have changed neither the request nor its generator.
         assert len(given.notes) == 1
         assert torch.equal(given.generator.get_state(), twin.generator.get_state())
         assert (figures["pictures_measured"], figures["tuned"], figures["steps_reused"]) == (seed + 1, seed == 2, 0)

@@ -99,7 +99,7 @@ def test_the_plan_is_closer_than_the_untuned_default(flux: Tiny) -> None:
     assert 0.2 < expected / (sum(tuned) / len(tuned)) < 5
 
 
-def test_nothing_of_the_caller_is_changed_by_a_shadow(flux: Tiny) -> None:
+def test_nothing_of_the_caller_is_changed_by_a_trial_run(flux: Tiny) -> None:
     latents = torch.randn(1, 16, 16, generator=torch.Generator().manual_seed(5))
     generator = torch.Generator().manual_seed(7)
     seen: list[int] = []
@@ -130,7 +130,7 @@ def test_nothing_of_the_caller_is_changed_by_a_shadow(flux: Tiny) -> None:
     assert seen == list(range(STEPS)) * 3
 
 
-def test_noise_of_the_global_generator_repeats_in_shadows(flux: Tiny) -> None:
+def test_noise_of_the_global_generator_repeats_in_trial_runs(flux: Tiny) -> None:
     torch.manual_seed(3)
     full = [flux.run(steps=STEPS, generator=None) for _ in range(4)]
     torch.manual_seed(3)
@@ -288,7 +288,7 @@ def test_one_process_measures_at_a_time(flux: Tiny) -> None:
         assert handle.tuning.state == "ready"
 
 
-def test_short_runs_follow_what_shadows_show(flux: Tiny) -> None:
+def test_short_runs_follow_what_trial_runs_show(flux: Tiny) -> None:
     full = [flux.run(steps=8, seed=seed) for seed in range(5)]
     with omnireuse.enable(flux.pipe) as handle:
         made = [flux.run(steps=8, seed=0)]
@@ -355,7 +355,7 @@ def test_the_summary_says_what_is_happening(flux: Tiny, caplog: pytest.LogCaptur
     begun, ended = lines
     assert begun.startswith("tuning begins for runs of 24 steps:")
     assert ended.startswith("tuning has ended for calls with ")
-    assert handle.summary().runs == 4, "shadows are counted nowhere"
+    assert handle.summary().runs == 4, "trial runs are counted nowhere"
 
 
 @pytest.mark.parametrize(

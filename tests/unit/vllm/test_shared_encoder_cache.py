@@ -280,7 +280,7 @@ class Owner(RuleBasedStateMachine):
 
 
 TestOwner = Owner.TestCase
-TestOwner.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestOwner.settings = settings(stateful_step_count=30)
 
 
 def test_evictions_that_nobody_drains_are_bounded_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -413,4 +413,4 @@ class AnySequence(RuleBasedStateMachine):
 
 
 TestAnySequence = AnySequence.TestCase
-TestAnySequence.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAnySequence.settings = settings(stateful_step_count=30)

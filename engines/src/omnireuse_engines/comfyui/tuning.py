@@ -1,4 +1,4 @@
-"""Tuning of the runs of a node: each is measured, followed by shadows, or served by a frozen plan."""
+"""Tuning of the runs of a node: each is measured, followed by trial runs, or served by a frozen plan."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.policies import ErrorControl
 from omnireuse.profiles.conditions import Conditions
 from omnireuse.tuning.configuration import Configuration
-from omnireuse.tuning.entry import Entry
+from omnireuse.tuning.entry import TuningEntry
 from omnireuse.tuning.loops import LoopTuner, MeasuredLoop, RepeatableLoop, RequestPlan
 from omnireuse.tuning.recording import FULL
 from omnireuse.tuning.registry import PlanRegistry
@@ -254,7 +254,7 @@ class SamplerTuner(LoopTuner):
         return Measurement(plan, Generation(FULL, levels, number=number, emit=emit))
 
     def serve_measured(self, executor: Any, measurement: Measurement, proceed: Callable[[], Any]) -> Any:
-        """Make a picture that is measured, and the shadows that are due after it."""
+        """Make a picture that is measured, and the trial runs that are due after it."""
         guider = executor.class_obj
         options = guider.model_options
         with self.measuring(measurement.plan, executor):
@@ -264,7 +264,7 @@ class SamplerTuner(LoopTuner):
             finally:
                 guider.model_options = options
 
-    def may_measure(self, entry: Entry, loop: RepeatableLoop, host: Any) -> bool:
+    def may_measure(self, entry: TuningEntry, loop: RepeatableLoop, host: Any) -> bool:
         """Whether the sampler's use of the model's outputs is known, which the loop is told."""
         assert isinstance(loop, SamplerLoop), "it was given to `choose`"
         if entry.calls:
@@ -281,8 +281,8 @@ class SamplerTuner(LoopTuner):
             entry.failed(error)
         return loop.response is not None
 
-    def go_on(self, entry: Entry, host: Any) -> None:
-        """Make the shadows that are due. An interrupt ends them, and the run only if it has not been made yet."""
+    def go_on(self, entry: TuningEntry, host: Any) -> None:
+        """Make the trial runs that are due. An interrupt ends them, and the run only if it has not been made yet."""
         is_made = entry.is_busy
         try:
             super().go_on(entry, host)

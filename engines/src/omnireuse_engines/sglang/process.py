@@ -163,7 +163,7 @@ class Process:
         """Make the loop of a request that gets reuse; report it if its steps were asked for.
 
         Requests that have a target of their own are not measured: the wish of one client would cost the others the time
-        of its shadows.
+        of its trial runs.
         """
         plan, tuner = self.plan(wanted), None if wanted.target else self._of_server()
         if tuner is not None:

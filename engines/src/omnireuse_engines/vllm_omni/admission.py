@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed as dist
 
@@ -39,7 +39,8 @@ class OmniSettings(ServerSettings):
     """The settings of the server: a target, a profile, or neither for the default.
 
     ``"prompt_cache": 32`` keeps the embeddings of so many prompts. ``"prompt_store": "redis://host:6379/0"`` shares
-    them between workers. ``"modulation": true`` computes what sees only the timestep once.
+    them between workers. ``"modulation": true`` computes what sees only the timestep once; with "cpu" or "disk"
+    its weights leave the device.
 
     Args:
         cache_config: a mapping, or vllm-omni's `DiffusionCacheConfig`.
@@ -53,9 +54,13 @@ class OmniSettings(ServerSettings):
                 "--cache-backend cache_dit, or give backend='db_cache', which takes the same options"
             )
         modulation = self.options.pop("modulation", False)
-        if (switch := switch_of(modulation)) is None:
-            raise ConfigError(f"{PLACE}(modulation={modulation!r:.60}): modulation must be true or false")
-        self.modulation = switch
+        is_away = modulation in ("cpu", "disk")
+        if not is_away and switch_of(modulation) is None:
+            raise ConfigError(
+                f'{PLACE}(modulation={modulation!r:.60}): modulation must be true, false, "cpu" or "disk"'
+            )
+        self.modulation = is_away or bool(switch_of(modulation))
+        self.release: Literal["cpu", "disk"] | None = modulation if is_away else None
         self.prompt_store = self.options.pop("prompt_store", None)
         self.prompt_cache = self.options.pop("prompt_cache", None if self.prompt_store is None else 32)
         if self.prompt_store is not None and not isinstance(self.prompt_store, str):

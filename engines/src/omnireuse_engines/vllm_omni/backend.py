@@ -108,10 +108,11 @@ class Backend:
     def _cache_modulation(self) -> None:
         if not self.settings.modulation:
             return
-        self.modulation = install_modulation_cache(self._pipeline, release=None)
+        self.modulation = install_modulation_cache(self._pipeline, release=self.settings.release)
         if self.modulation is None:
             raise ConfigError(f"{PLACE}(modulation=True): {type(self._pipeline).__name__} has no linear layers")
-        logger.info("omnireuse computes what sees only the timestep once; its weights stay on the device")
+        where = "stay on the device" if self.settings.release is None else f"go to {self.settings.release}"
+        logger.info("omnireuse computes what sees only the timestep once; its weights %s", where)
 
     def begin(self, requests: Sequence[Any]) -> None:
         """Prepare for a batch of whole requests, which share every step.

@@ -25,7 +25,7 @@ class RequestCalls(Calls):
         return _scales(requests[0].sampling_params, requests[0].prompt) if requests else {}
 
     def untunable(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | None:
-        """A request with an adapter is not measured: shadows run beside later requests, which have others."""
+        """A request with an adapter is not measured: trial runs run beside later requests, which have others."""
         requests = _requests(args, kwargs)
         if not requests:
             return "the call has no request"

@@ -3,7 +3,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from omnireuse.errors import ConfigError, WrongTypeError
@@ -37,7 +37,6 @@ def test_an_oversize_value_replaces_nothing_but_its_own_old_one():
     assert list(store.snapshot()) == ["b"]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("pld"), st.integers(0, 7), st.integers(0, 12))))
 def test_the_books_balance_after_any_sequence(steps):
     store = MemoryStore(max_bytes=20, max_entries=4)
