@@ -93,6 +93,7 @@ def test_a_killed_run_goes_on_and_measures_nothing_twice(
     assert read_comparison(tmp_path / "whole" / "results.json").cases == whole.cases
 
 
+@pytest.mark.slow
 @pytest.mark.integration
 def test_results_of_other_inputs_are_not_mixed(runs: list[Any], tmp_path: Path) -> None:
     drawbench.main(asked(tmp_path, "out", "--only", "default-call", "--time", "0"))

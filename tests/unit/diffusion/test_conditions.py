@@ -70,18 +70,14 @@ def swapped_in_place() -> Case:
 
 def swapped_by_name() -> Case:
     made = tiny.flux()
-    layers = [f"transformer_blocks.{block}.attn.{name}" for block in range(2) for name in ("to_q", "to_v")]
-    width = made.pipe.transformer.transformer_blocks[0].attn.to_q.in_features
+    queries = {name: layer for name, layer in made.pipe.transformer.named_modules() if name.endswith(".to_q")}
 
     def adapter(seed: int) -> dict[str, torch.Tensor]:
-        shapes = {"A": (2, width), "B": (width, 2)}
-        layers_ = [
-            (layer, part) for layer in layers[: 2 * len(made.pipe.transformer.transformer_blocks)] for part in shapes
-        ]
-        return {
-            f"transformer.{layer}.lora_{part}.weight": tensor(*shapes[part], seed=seed + place)
-            for place, (layer, part) in enumerate(layers_)
-        }
+        found = {}
+        for name, layer in queries.items():
+            found[f"transformer.{name}.lora_A.weight"] = tensor(2, layer.in_features, seed=seed)
+            found[f"transformer.{name}.lora_B.weight"] = tensor(layer.out_features, 2, seed=seed + 1)
+        return found
 
     made.pipe.load_lora_weights(adapter(20), adapter_name="style")
     return Case(made, lambda _: made.pipe.load_lora_weights(adapter(50), adapter_name="style", hotswap=True) or {})

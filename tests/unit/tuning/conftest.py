@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.tiny import Tiny
-from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import small_flux as tiny_flux
 
 
 @pytest.fixture(autouse=True)

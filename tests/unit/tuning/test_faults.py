@@ -15,7 +15,7 @@ import omnireuse
 from omnireuse.profiles.origin import versions
 from omnireuse.tuning import recording
 from tests.helpers.tiny import Tiny
-from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import small_flux as tiny_flux
 
 STEPS = 20
 

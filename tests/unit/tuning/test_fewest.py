@@ -108,6 +108,7 @@ def test_another_process_finds_the_plan_of_its_tolerance_alone(flux: Tiny) -> No
             assert handle.tuning.state == "measuring"
 
 
+@pytest.mark.slow
 def test_a_second_measurement_comes_to_the_same_plan(
     flux: Tiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -121,14 +122,14 @@ def test_a_second_measurement_comes_to_the_same_plan(
     assert torch.equal(found[0][1], found[1][1])
 
 
+@pytest.mark.slow
 def test_a_smaller_tolerance_computes_no_fewer_steps(flux: Tiny) -> None:
     counts = []
-    for tolerance in (0.02, 0.1, 0.5):
+    for tolerance in (0.02, 0.5):
         with omnireuse.enable(flux.pipe, tolerance=tolerance) as handle:
             pictures(flux, JUDGED + 1)
             counts.append(len(computed(handle)))
-    assert counts == sorted(counts, reverse=True)
-    assert counts[0] > counts[-1]
+    assert counts[0] > counts[1]
 
 
 def test_a_tolerance_that_no_plan_keeps_stays_with_the_untuned_rule(flux: Tiny) -> None:

@@ -11,7 +11,7 @@ import omnireuse
 from omnireuse.tuning.budget import JUDGED
 from tests.helpers.graphs import REPLAYS
 from tests.helpers.tiny import Tiny
-from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import small_flux as tiny_flux
 
 STEPS = 24
 

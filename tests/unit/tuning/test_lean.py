@@ -62,6 +62,7 @@ def test_a_short_run_takes_the_fewest_full_calls_that_leave_little_error() -> No
         assert full_every(on_host) == every
 
 
+@pytest.mark.slow
 def test_a_plan_that_reuses_the_last_step_is_not_said_to_compute_references_there() -> None:
     tiny = EDITING["flux_2"]()
     handle = tuned(tiny, 8)
@@ -76,6 +77,7 @@ def test_a_plan_that_reuses_the_last_step_is_not_said_to_compute_references_ther
     handle.disable()
 
 
+@pytest.mark.slow
 def test_a_plan_whose_error_would_grow_stays_without_lean_calls() -> None:
     tiny = EDITING["kontext"]()
     handle = tuned(tiny, 20, references=True)

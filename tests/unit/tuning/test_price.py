@@ -15,7 +15,7 @@ import omnireuse
 from omnireuse.tuning import entry
 from omnireuse.tuning.budget import FROM, PRICE, Ledger, work_of
 from tests.helpers.tiny import Tiny
-from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import small_flux as tiny_flux
 
 STEPS, PICTURES = 16, 30
 
@@ -63,7 +63,7 @@ def mixed(seed: int) -> Iterable[dict[str, Any]]:
     [
         pytest.param(guidances(1), id="one"),
         pytest.param(guidances(2), id="two", marks=pytest.mark.sweep),
-        pytest.param(guidances(5), id="five"),
+        pytest.param(guidances(5), id="five", marks=pytest.mark.sweep),
         pytest.param(guidances(12), id="twelve", marks=pytest.mark.sweep),
         pytest.param(guidances(1000), id="always another", marks=pytest.mark.sweep),
         pytest.param(mixed(0), id="mixed"),
@@ -78,6 +78,7 @@ def test_all_work_is_bounded_from_the_tenth_picture_on(flux: Tiny, pattern: Iter
     assert max(work.ratios()) <= PRICE
 
 
+@pytest.mark.slow
 def test_settings_that_rotate_are_tuned_in_time(flux: Tiny) -> None:
     work, ready = Work(flux), set()
     with omnireuse.enable(flux.pipe, computed_steps=8) as handle:

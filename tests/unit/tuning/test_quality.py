@@ -60,6 +60,7 @@ def test_a_quality_is_tuned_and_then_kept_with_a_fixed_schedule(flux: Tiny) -> N
     assert torch.equal(flux.run(steps=STEPS, seed=JUDGED), full[JUDGED])
 
 
+@pytest.mark.slow
 def test_a_quality_that_no_plan_keeps_computes_every_step_here_and_in_the_next_process(flux: Tiny) -> None:
     full = pictures(flux, JUDGED + 1)
     for measured in (JUDGED + 1, 0):

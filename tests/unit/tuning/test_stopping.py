@@ -17,7 +17,7 @@ import omnireuse
 from omnireuse import TuneOptions
 from omnireuse.errors import ConfigError, WrongTypeError
 from tests.helpers.tiny import Tiny
-from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import small_flux as tiny_flux
 from tests.helpers.tiny import stable_diffusion as tiny_sd
 
 STEPS = 16

@@ -22,7 +22,7 @@ from omnireuse.errors import ConfigError, WrongTypeError
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
 from tests.helpers.tiny import Tiny
-from tests.helpers.tiny import flux as tiny_flux
+from tests.helpers.tiny import small_flux as tiny_flux
 from tests.helpers.tiny import stable_diffusion as tiny_sd
 from tests.unit.diffusion.test_coexistence import stable_diffusion_control
 
