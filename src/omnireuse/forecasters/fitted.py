@@ -132,12 +132,10 @@ class _FittedMemory(Memory):
         weights = self._weights[step]
         if not self._fits or not weights or (not computed and step in self._fit.computed):
             return None
-        nodes = [node for node in reversed(self._fit.computed) if node <= step][: len(weights)]
+        places = [self._fit.coordinates[node] for node in reversed(self._fit.computed) if node <= step]
         known = list(self._known)[: len(weights)]
-        places = [self._fit.coordinates[node] for node in nodes]
-        if len(known) < len(weights) or any(
-            abs(place - found) > SAME_COORDINATE for place, (found, _) in zip(places, known, strict=True)
-        ):
+        pairs = zip(places, known, strict=False)
+        if len(known) < len(weights) or any(abs(place - found) > SAME_COORDINATE for place, (found, _) in pairs):
             self._give_up()
             return None
         return combine(weights, [value for _, value in known])

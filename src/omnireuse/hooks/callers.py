@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -75,15 +75,10 @@ After = Callable[[Sequence[str]], None]
 """Called when a callback has run, with the names of the tensors that it has replaced or written to."""
 
 
-class _Aside(NamedTuple):
-    """The arguments of a call whose callbacks are named as such."""
-
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 @contextmanager
-def callbacks_aside(args: Sequence[Any], kwargs: Mapping[str, Any], after: After | None = None) -> Iterator[_Aside]:
+def callbacks_aside(
+    args: Sequence[Any], kwargs: Mapping[str, Any], after: After | None = None
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """The arguments of a pipeline's call, whose callbacks are no part of it while they run.
 
     A function is wrapped. An object with a `__call__` of its class (diffusers' `PipelineCallback`) is intercepted until
@@ -102,14 +97,13 @@ def callbacks_aside(args: Sequence[Any], kwargs: Mapping[str, Any], after: After
                 _, value = value.args  # of the same call, at the pipeline's class: to be named once
             return functools.update_wrapper(functools.partial(_called, after, value), value)
 
-        yield _Aside(tuple(map(aside, args)), {name: aside(value) for name, value in kwargs.items()})
+        yield tuple(map(aside, args)), {name: aside(value) for name, value in kwargs.items()}
 
 
-def _called(after: After | None, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _called(after: After | None, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Call a callback, which is named while it runs; then tell `after` what it has changed."""
     # A function that is given no tensors by name, as the last argument, is no callback at a step's end.
-    given = args[-1] if after is not None and args and isinstance(args[-1], dict) else None
-    before = None if given is None else _seen(given)
+    before = _seen(args[-1]) if after is not None and args and isinstance(args[-1], dict) else None
     token = CALLERS.set((*CALLERS.get(), _CALLBACK))
     try:
         result = proceed(*args, **kwargs)
@@ -202,9 +196,9 @@ class CallerWatch:
             self._classes[cls] = intercept_class(cls, "__call__", _called_by)
 
 
-def _called_by(proceed: Callable[..., Any], pipeline: Any, *args: Any, **kwargs: Any) -> Any:
-    with calling(pipeline), callbacks_aside(args, kwargs) as aside:
-        return proceed(*aside.args, **aside.kwargs)
+def _called_by(proceed: Callable[..., Any], pipeline: Any, *args: object, **kwargs: object) -> Any:
+    with calling(pipeline), callbacks_aside(args, kwargs) as (given, named):
+        return proceed(*given, **named)
 
 
 def _with_subclasses(base: Any) -> Iterator[Any]:

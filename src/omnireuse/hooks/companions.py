@@ -174,7 +174,7 @@ class Companions:
         self._first.clear()
         if self._skipped:
 
-            def computed(*given: Any, **named: Any) -> Any:
+            def computed(*given: object, **named: object) -> Any:
                 given, named = self._filled(given, named)
                 return proceed(*given, **named)
 

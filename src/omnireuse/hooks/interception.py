@@ -46,7 +46,7 @@ class Interception:
     somebody holds it. `intercept` describes the arguments.
     """
 
-    def __init__(self, owner: Any, handlers: Mapping[str, Handler], eager: Callable[[], bool] | None = None) -> None:
+    def __init__(self, owner: object, handlers: Mapping[str, Handler], eager: Callable[[], bool] | None = None) -> None:
         self.owner, self.handlers, self.eager = owner, dict(handlers), eager
         self.places: list[_Slot | _Dispatcher] = []
         """Its slots and dispatchers."""
@@ -60,7 +60,7 @@ class Interception:
 
 
 def intercept(
-    target: Any, owner: Any, handlers: Mapping[str, Handler], eager: Callable[[], bool] | None = None
+    target: Any, owner: object, handlers: Mapping[str, Handler], eager: Callable[[], bool] | None = None
 ) -> Interception:
     """Route calls of the named methods of one object through handlers, the latest interceptor outermost.
 
@@ -120,7 +120,7 @@ def intercept_class(cls: type, name: str, handler: Handler) -> ClassInterception
     return interception
 
 
-def is_bypassed(owner: Any) -> bool:
+def is_bypassed(owner: object) -> bool:
     """True if somebody has overwritten the slot of one of the owner's modules, as `module.compile()` does."""
     with _lock:
         for slot in _slots:
@@ -134,7 +134,7 @@ def is_optimized(module: torch.nn.Module) -> bool:
     return "OptimizedModule" in (cls.__name__ for cls in type(module).__mro__)
 
 
-def _refuse_own(target: Any, name: str) -> None:
+def _refuse_own(target: object, name: str) -> None:
     if name in getattr(target, "__dict__", {}):
         raise UnsupportedModelError(
             f"{type(target).__name__}.{name} was replaced on this object by an attribute, which would bypass reuse; "
@@ -142,7 +142,7 @@ def _refuse_own(target: Any, name: str) -> None:
         )
 
 
-def _calls_through_slot(target: Any) -> bool:
+def _calls_through_slot(target: object) -> bool:
     """True if calls of this object end up in `Module.__call__`, which asks the slot."""
     if not isinstance(target, torch.nn.Module):
         return False
@@ -162,20 +162,20 @@ class _Slot:
         vars(module)[_SLOT] = self
         _slots.add(self)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         # Asked at each call, so that a bound method which somebody kept follows what is enabled now.
         proceed: Callable[..., Any] = self._innermost
         for layer in self.layers:
             proceed = functools.partial(layer.handlers["__call__"], proceed)
         return proceed(*args, **kwargs)
 
-    def _innermost(self, *args: Any, **kwargs: Any) -> Any:
+    def _innermost(self, *args: object, **kwargs: object) -> Any:
         if any(layer.eager is not None and layer.eager() for layer in self.layers):
             return self._uncompiled(*args, **kwargs)
         inner = self.module._call_impl if self._inner is None else self._inner
         return inner(*args, **kwargs)
 
-    def _uncompiled(self, *args: Any, **kwargs: Any) -> Any:
+    def _uncompiled(self, *args: object, **kwargs: object) -> Any:
         module: Any = self.module
         return (module._orig_mod if is_optimized(module) else module._call_impl)(*args, **kwargs)
 
@@ -193,7 +193,7 @@ class _Slot:
         """True if it lies in the slot."""
         return vars(self.module).get(_SLOT) is self
 
-    def add(self, interception: Interception, receiver: Any) -> None:
+    def add(self, interception: Interception, receiver: object) -> None:
         """Put this interception before the others."""
         self.layers = (*self.layers, interception)
 
@@ -222,11 +222,11 @@ def _slot_of(module: torch.nn.Module) -> _Slot:
     return found if isinstance(found, _Slot) and found.module is module else _Slot(module)
 
 
-def _definer(target: Any, name: str) -> Any:
+def _definer(target: object, name: str) -> Any:
     return next((cls for cls in type(target).__mro__ if name in vars(cls)), None)
 
 
-def _receiver(target: Any, name: str) -> Any:
+def _receiver(target: object, name: str) -> Any:
     """The object whose class defines the method: wrappers of torch.compile and PEFT hand on to the model inside."""
     if _definer(target, name) is not None:
         return target
@@ -260,7 +260,7 @@ class _Dispatcher:
         original, layers, for_all, name = self._original, self._layers, self.for_all, self._name
 
         @functools.wraps(original)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: Any, *args: object, **kwargs: object) -> Any:
             proceed = original.__get__(self, type(self))
             for layer in layers.get(id(self), ()):
                 interception = layer.interception()
@@ -277,7 +277,7 @@ class _Dispatcher:
         """True if the class has it as it was placed."""
         return vars(self._definer).get(self._name) is self._method
 
-    def add(self, interception: Interception, receiver: Any) -> None:
+    def add(self, interception: Interception, receiver: object) -> None:
         """Put this interception before the others of the same instance."""
         key = id(receiver)
 
@@ -332,7 +332,7 @@ class _Dispatcher:
 _dispatchers: list[_Dispatcher] = []
 
 
-def _dispatcher_for(receiver: Any, name: str) -> _Dispatcher:
+def _dispatcher_for(receiver: object, name: str) -> _Dispatcher:
     definer = _definer(receiver, name)
     if definer is None:
         raise UnsupportedModelError(f"{type(receiver).__name__}.{name} is no method of its class: nothing to intercept")

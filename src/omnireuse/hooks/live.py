@@ -128,7 +128,7 @@ class Live(ABC):
         """The handler of one denoiser's calls."""
         model, name = unwrapped(module), model_name(module)
 
-        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def called(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
             loop, callers = self._loops.now, CALLERS.get()
             run, given_name = loop.run, loop.context or loop.guided.batch
             # The scheduler's steps tell those of the pipeline's own call. All else is looked at.
@@ -158,11 +158,10 @@ class Live(ABC):
             has_adapters = bool(conditions.told) or layout.scales is not None
             asks = run.calls == 1 and (not run.step or loop.call is None or (run.is_touched and has_adapters))
             if asks or not is_held or conditions.latest != run.changed_at:
-                self._look(run, model, (index, branch), given, others=loop.companions, asks=asks)
+                self._look(loop, run, (index, branch), given, adapters_of(model) if asks else None)
             if run.changed_at:
                 layout = layout._replace(conditions=run.changed_at)
-            form = given, options, layout
-            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, *form)
+            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, given, options, layout)
             try:
                 if torch.is_grad_enabled():
                     call.refuse_gradients()
@@ -227,20 +226,13 @@ class Live(ABC):
         return result
 
     def _look(
-        self,
-        run: Run,
-        model: torch.nn.Module,
-        branch: tuple[int, str],
-        given: Mapping[str, Any],
-        *,
-        others: Companions,
-        asks: bool,
+        self, loop: Loop, run: Run, branch: Hashable, given: Mapping[str, Any], adapters: Mapping[str, Hashable] | None
     ) -> None:
-        """Find out whether what the run is computed from has changed, as of this call; `asks` for adapters as well."""
-        conditions, step = run.conditions, run.step
-        if asks:
+        """Find out whether what the run is computed from has changed: the inputs of a call, and adapters if given."""
+        conditions, step, others = run.conditions, run.step, loop.companions
+        if adapters is not None:
             run.is_touched = False
-            for what, value in adapters_of(model).items():
+            for what, value in adapters.items():
                 conditions.tell(step, what, value)
         latest = conditions.look(branch, step, given, others.made if others.are_called else ())
         if latest != run.changed_at:
@@ -317,10 +309,8 @@ def form_of(
     is_held = held is not None
     for name, (value, version, address) in held.items() if held is not None else ():
         now = given.get(name, _ABSENT)
-        is_other = now is not value or (version is not None and now._version != version)
-        if is_other or (address and now.data_ptr() != address):
-            is_held = False
-            break
+        is_same = now is value and (version is None or now._version == version)
+        is_held = is_held and is_same and (not address or now.data_ptr() == address)
     scales = adapter_scales(module) if "peft_config" in vars(module) else None
     return given, tuple(options), Layout(tuple(tensors), scales, (), denoiser, controls), is_held
 

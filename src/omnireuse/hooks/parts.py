@@ -5,8 +5,6 @@ A user may exchange the parts; `refresh` then intercepts the new ones.
 
 from __future__ import annotations
 
-import logging
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +15,6 @@ from omnireuse.hooks.denoisers import denoisers_of, unwrapped
 from omnireuse.hooks.interception import Handler, Interception, intercept, is_bypassed
 
 __all__ = ["GUIDERS", "Guided", "Parts", "caches_on", "guider_handlers"]
-
-logger = logging.getLogger("omnireuse")
 
 
 Route = Callable[[str, Any], Mapping[str, Handler]]
@@ -48,7 +44,7 @@ class Parts:
 
     def have_other_denoisers(self, pipeline: Any) -> bool:
         """True if the pipeline has other denoisers than the intercepted ones."""
-        return not _are_same(denoisers_of(pipeline), self.denoisers)
+        return [*map(id, denoisers_of(pipeline))] != [*map(id, self.denoisers)]
 
     def refresh_denoisers(self, pipeline: Any) -> None:
         """Intercept the pipeline's present denoisers in place of those before."""
@@ -90,10 +86,6 @@ class Parts:
         interceptions.clear()
 
 
-def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
-    return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
 def caches_on(denoisers: Sequence[torch.nn.Module]) -> Iterator[tuple[str, str]]:
     """The denoisers on which a cache of diffusers is at work (`enable_cache`), each with the name of that cache."""
     for denoiser in map(unwrapped, denoisers):
@@ -127,16 +119,16 @@ def guider_handlers(guider: Any, guided: Callable[[], Guided]) -> dict[str, Call
         guided: gives the state of the loop that calls.
     """
 
-    def inputs_prepared(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def inputs_prepared(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         batches = proceed(*args, **kwargs)
         guided().to_come = iter([str(getattr(batch, guider._identifier_key)) for batch in batches])
         return batches
 
-    def models_prepared(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def models_prepared(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         guided().batch = next(guided().to_come, None)
         return proceed(*args, **kwargs)
 
-    def models_cleaned(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def models_cleaned(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         guided().batch = None
         return proceed(*args, **kwargs)
 

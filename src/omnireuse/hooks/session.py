@@ -208,7 +208,7 @@ class Session(Live):
 
     # -- the pipeline's calls
 
-    def called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def called(self, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Handle a call of the pipeline."""
         call, make = PipelineCall(proceed, args, kwargs), self.make
         if self.is_in_call:
@@ -230,8 +230,8 @@ class Session(Live):
         loops.calls.append(loop)
         loops.now = loop
         try:
-            with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as aside:
-                result = call.proceed(*aside.args, **aside.kwargs)
+            with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as (given, named):
+                result = call.proceed(*given, **named)
             self._end(is_complete=getattr(pipeline, "_interrupt", False) is not True)
         finally:
             self._end()
@@ -263,7 +263,7 @@ class Session(Live):
             return guider_handlers(part, lambda: self.loop.guided)
         return {"__call__": self._companion_called(name, part)} if isinstance(part, torch.nn.Module) else {}
 
-    def _timesteps_set(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _timesteps_set(self, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         if not self._is_caller():
             return proceed(*args, **kwargs)
         self._end()
@@ -302,7 +302,7 @@ class Session(Live):
         """The handler of the calls of one companion."""
         names = parameters_of(type(unwrapped(module)).forward)
 
-        def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def called(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
             if not self._is_caller():
                 return proceed(*args, **kwargs)
             loop = self.loop

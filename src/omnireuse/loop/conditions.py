@@ -47,10 +47,7 @@ class Conditions:
         """
         found: dict[str, Any] = {}
         for name, value in given.items():
-            if isinstance(value, _LEAVES):
-                found[name] = value
-            else:
-                _collect(value, name, found)
+            _collect(value, name, found)
         known = self.held[branch] if branch in self.held else self._first.pop(branch, None)
         if known is None:
             self._first[branch] = {name: seen(value) for name, value in found.items() if id(value) not in others}

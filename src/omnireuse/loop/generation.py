@@ -8,7 +8,6 @@ and `advance` at the end of the step.
 from __future__ import annotations
 
 import copy
-import logging
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -30,8 +29,6 @@ from omnireuse.noise.parametrization import NoiseLevel, Parametrization
 from omnireuse.policies.base import StepView
 
 __all__ = ["Emit", "Generation", "layout_of", "row_of"]
-
-logger = logging.getLogger("omnireuse")
 
 Emit = Callable[[Decision], None]
 

@@ -77,14 +77,14 @@ class BlocksRegion(Region):
         if self._strategy.chosen_signal == "modulated_input":
             block = blocks[0]
 
-            def read(current: StackPass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            def read(current: StackPass, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
                 current.signal = block.watched(stack.signal, block.arguments(args, kwargs))
                 return proceed(*args, **kwargs)
 
             self._intercept(block, read)
 
     def _intercept(self, block: Block, handler: Callable[..., Any]) -> None:
-        def within_a_pass(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def within_a_pass(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
             current = self._pass
             return proceed(*args, **kwargs) if current is None else handler(current, proceed, *args, **kwargs)
 
@@ -103,7 +103,7 @@ class BlocksRegion(Region):
         return result
 
     def _handler(self, block: Block, *, first: bool, last: bool) -> Callable[..., Any]:
-        def handler(current: StackPass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def handler(current: StackPass, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
             arguments = block.arguments(args, kwargs)
             if first:
                 current.enter(block.entering(arguments))
@@ -127,5 +127,5 @@ class BlocksRegion(Region):
         self._interceptions.clear()
 
 
-def _passed_through(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _passed_through(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     return proceed(*args, **kwargs)
