@@ -14,7 +14,7 @@ from rich.console import Console
 from bench._common import Row, new_table
 from reference.drawing import Array
 from reference.edits.evaluate import Examples
-from reference.figures import BASELINES, OURS, PEERS, explain, quiet_axes, save_figure
+from reference.figures import BASELINES, MARKERS, OURS, PEERS, explain, quiet_axes, save_figure
 
 __all__ = ["draw", "draw_edits", "show"]
 
@@ -54,11 +54,11 @@ def draw(rows: Sequence[Row], path: Path) -> None:
     figure = Figure(figsize=(NARROW, 7.6), layout="constrained", facecolor="white")
     above, below = figure.subplots(2)
     true = [row for row in rows if row["part"] == "call" and row["references"] and row["size"] == "true"]
-    for model, colour in zip(dict.fromkeys(row["model"] for row in true), OURS, strict=False):
-        for on_host, style in ((False, "o-"), (True, "o:")):
+    for model, marker in zip(dict.fromkeys(row["model"] for row in true), MARKERS, strict=False):
+        for on_host, style in ((False, "-"), (True, ":")):
             own = [row for row in true if row["model"] == model and row["on_host"] == on_host]
             label = model + (", keys on the host" if on_host else "")
-            _line(above, [(row["references"], ratio(row)) for row in own], style, colour, label)
+            _line(above, [(row["references"], ratio(row)) for row in own], marker + style, OURS, label)
     _line(above, list(enumerate(KLEIN, 1)), "s--", BASELINES[0], "klein 9B-KV, as published")
     above.set_xticks(range(1, 5))
     above.set_xlabel("references of 1024 × 1024")
@@ -77,12 +77,20 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         "region-wise": [row for row in own if row["way"] == "region-wise"],
         "fewer steps": [row for row in own if row["way"].startswith("fewer")],
     }
-    colours = (OURS[0], OURS[2], OURS[1], OURS[4], PEERS[0], PEERS[1], BASELINES[1])
-    for (label, found), colour in zip(groups.items(), colours, strict=True):
+    looks = [
+        ("o-", OURS),
+        ("D", OURS),
+        ("s-", OURS),
+        ("^-", OURS),
+        ("o", PEERS[0]),
+        ("o", PEERS[1]),
+        ("o--", BASELINES[1]),
+    ]
+    for (label, found), (style, colour) in zip(groups.items(), looks, strict=True):
         points = sorted(
             (100 * row["tokens"], float(np.quantile(row["each"], 0.05))) for row in found if row["tokens"] < 1
         )
-        _line(below, points, "o" if "dropped" in label else "o-", colour, label)
+        _line(below, points, style, colour, label)
     below.set_xlabel("computed tokens, % of the full run's")
     below.set_title("faces-edit, 28 steps: dB of the 5 % quantile", fontsize=10)
     for panel in (above, below):
@@ -91,8 +99,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
             panel.legend(frameon=False, fontsize=8.5, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=2)
     explain(
         figure,
-        "Above: the more references, the more a lean call saves. Below: how close to the full run nineteen of twenty "
-        "pictures are at least; higher and further left is better.",
+        "All of omnireuse is green. Above: the more references, the more a lean call saves. Below: how close to the "
+        "full run nineteen of twenty pictures are at least; higher and further left is better.",
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     save_figure(figure, path, dpi=110)
@@ -102,7 +110,9 @@ def draw_edits(examples: Examples, full: Array, lean: Array, path: Path) -> None
     """An edit a row: the reference, the instruction, and the pictures of full and of lean calls."""
     figure = Figure(figsize=(NARROW, 0.7 + 1.9 * len(full)), facecolor="white")
     panels = figure.subplots(len(full), 3, squeeze=False)
-    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.005, top=0.89, wspace=0.04, hspace=0.2)
+    figure.subplots_adjust(left=0.01, right=0.99, bottom=0.005, top=0.87, wspace=0.04, hspace=0.2)
+    for left, head in zip((0.01, 0.34, 0.67), ("reference", "full calls", "full and lean calls"), strict=True):
+        figure.text(left, 0.905, head, fontsize=9.5, weight="bold")
     for panel in panels.ravel():
         panel.set_axis_off()
     for at, edit in enumerate(examples.edits):
@@ -111,8 +121,7 @@ def draw_edits(examples: Examples, full: Array, lean: Array, path: Path) -> None
         panels[at, 0].set_title(edit.instruction, fontsize=9.5, loc="left")
     explain(
         figure,
-        "Edits of people that training never saw: the reference, the picture of full calls, and that of full and lean "
-        "calls (references=True), from the same noise.",
+        "Edits of people that training never saw, from the same noise. Lean calls are those of references=True.",
     )
     save_figure(figure, path, dpi=110)
 

@@ -21,7 +21,7 @@ from bench._player import STEPS, Player
 from omnireuse.profiles.profile import Profile
 from omnireuse_lab.closeness import bootstrap
 from reference.case import CASES
-from reference.figures import panels_of
+from reference.figures import MARKERS, PEERS, panels_of
 
 BUDGETS = [7, 9, 14]
 SEED, SEED_OF_JUDGED = 11_000, 12_000
@@ -100,17 +100,18 @@ def draw(rows: Sequence[Row], target: Path) -> None:
     figure, axes = panels_of(len(cases), sharey=True)
     for axis, (name, guided) in zip(axes, cases, strict=True):
         own = [row for row in rows if (row["case"], row["guided"]) == (name, guided)]
-        for budget in BUDGETS:
+        for budget, colour, marker in zip(BUDGETS, PEERS, MARKERS, strict=False):
             line = [row for row in own if row["computed_steps"] == budget]
             errors = [[row["gain"] - row["low"] for row in line], [row["high"] - row["gain"] for row in line]]
             label = f"{budget} of {STEPS} steps"
-            axis.errorbar([row["runs"] for row in line], [row["gain"] for row in line], errors, marker="o", label=label)
+            look = {"color": colour, "marker": marker, "ms": 5, "lw": 1.4, "label": label}
+            axis.errorbar([row["runs"] for row in line], [row["gain"] for row in line], errors, **look)
         axis.axhline(0, color="black", linewidth=0.8)
         title = f"{name}, {'guided' if guided else 'no guidance'}\nlong search: {own[0]['long_runs']:.0f} runs"
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("full runs spent")
     figure.supylabel("PSNR − long search's, dB", fontsize=10)
-    axes[0].legend()
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     figure.savefig(target, dpi=120)
 
 

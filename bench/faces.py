@@ -21,9 +21,8 @@ from bench.tune import PICTURES
 from omnireuse.pipelines.pictures import psnr
 from omnireuse_lab.front import front
 from omnireuse_lab.record import Comparison, Point, read_comparison
-from omnireuse_lab.report.style import LIGHT
 from reference.drawing import Array
-from reference.figures import WIDTH
+from reference.figures import OURS, PEERS, WIDTH
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt
@@ -37,8 +36,6 @@ AMPLIFIED = 3
 LARGE, SMALL = 3.0, 0.34
 """Inches that a picture is wide, and the width of a difference as a share of it."""
 FEWER = "fewer uniform steps"
-OWN = LIGHT["highlight"]
-"""The colour of this library."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -89,7 +86,7 @@ def draw(prompt: str, pictures: tuple[Array, Array, Array], path: Path, columns:
 
     for place, (title, picture, top) in enumerate(zip(titles, pictures, tops, strict=True)):
         left = (place if top == 0 else place - 1) * (1 + gap)
-        write(left, top + head / 2, title, fontsize=17, color=OWN if place == 1 else "0.2")
+        write(left, top + head / 2, title, fontsize=17, color=OURS if place == 1 else "0.2")
         panel(left, top + head, picture, 1)
         below = top + head + 1 + gap
         if picture is full:
@@ -103,19 +100,18 @@ def draw(prompt: str, pictures: tuple[Array, Array, Array], path: Path, columns:
     plt.close(figure)
 
 
-OURS = {
+OWN = {
     "omnireuse, tuned": ("-", {"omnireuse, tuned on 3 pictures"}),
     "omnireuse, untuned": (":", {"omnireuse, default", "omnireuse, speedup=…"}),
 }
 MOST = 5
-OTHERS = ("tab:orange", "tab:blue", "tab:red", "tab:purple", "tab:brown", "tab:pink", "tab:olive", "tab:cyan")
 
 
 def draw_fronts(comparison: Comparison, path: Path, *, stacked: bool) -> None:
     """How close each method comes, by computed steps: this library's default, fewer steps, and of all other caches and
     solvers the five that are closest with half of the steps. Panels stand side by side, or one above another."""
     rows, columns, size = (
-        (len(comparison.cases), 1, (4.2, 7.4)) if stacked else (1, len(comparison.cases), (WIDTH, 5.2))
+        (len(comparison.cases), 1, (4.2, 10.2)) if stacked else (1, len(comparison.cases), (WIDTH, 5.2))
     )
     figure, panels = plt.subplots(rows, columns, figsize=size, sharey=True, squeeze=False)
     colours: dict[str, str] = {}
@@ -126,12 +122,12 @@ def draw_fronts(comparison: Comparison, path: Path, *, stacked: bool) -> None:
         others = {point.method for point in case.points if point.family != "ours"} - {FEWER}
         best = sorted(others, key=lambda name: -_at(fronts[name], case.steps / 2))[:MOST]
         for name in best:
-            colour = colours.setdefault(name, OTHERS[len(colours) % len(OTHERS)])
+            colour = colours.setdefault(name, PEERS[len(colours) % len(PEERS)])
             _line(panel, fronts[name], name, color=colour, lw=1.2)
         _line(panel, fronts[FEWER], FEWER, color="0.55", lw=1.4, ls="--")
-        for name, (dashes, methods) in OURS.items():
+        for name, (dashes, methods) in OWN.items():
             points = front(point for point in case.points if point.method in methods)
-            _line(panel, points, name, color=OWN, lw=2.4, ls=dashes)
+            _line(panel, points, name, color=OURS, lw=2.4, ls=dashes)
         guidance = f"guidance {case.guidance:g}" if case.guidance > 1 else "no guidance"
         panel.set(
             title=guidance,
@@ -140,10 +136,9 @@ def draw_fronts(comparison: Comparison, path: Path, *, stacked: bool) -> None:
             ylim=(10, 78),
             xticks=range(6, 21, 2),
         )
-        place = {"loc": "lower right"} if stacked else {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
         handles, names = panel.get_legend_handles_labels()
         handles, names = handles[-2:] + handles[:-2], names[-2:] + names[:-2]  # this library's own come first
-        panel.legend(handles, names, fontsize=7.5 if stacked else 9, frameon=stacked, **place)
+        panel.legend(handles, names, fontsize=9, frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.2))
     for panel in panels[:, 0]:
         panel.set_ylabel("PSNR to the full run, dB")
     figure.tight_layout()

@@ -28,7 +28,7 @@ import omnireuse
 from bench._common import Row, Rows, in_words, new_table, parser_of, record_of
 from bench._player import STEPS, Player, Runs, add_run, parts_of
 from omnireuse import Spread
-from reference.figures import explain, panels_of
+from reference.figures import PEERS, explain, panels_of
 
 DEFAULT = omnireuse.Strategy.default()
 RUNS: Runs = dict.fromkeys(("shapes-flux", "shapes-wan"), ("shift 1", "shift 3", "shift 6", "shift dynamic"))
@@ -159,7 +159,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
                 known = [(steps, above) for steps, above in points if above is not None]
                 if known:
                     label = run if kind == "default" else None
-                    panel.plot(*zip(*known, strict=True), style, color=f"C{number}", ms=3, lw=1, label=label)
+                    panel.plot(*zip(*known, strict=True), style, color=PEERS[number], ms=3, lw=1, label=label)
         panel.axhline(0, color="black", lw=0.8)
         panel.set_title(part, fontsize=10)
         panel.set_xlabel("steps of the run")

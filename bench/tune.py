@@ -27,7 +27,7 @@ from rich.progress import track
 
 from bench._common import Row, Rows, in_words, new_table, parser_of, record_of
 from bench._player import Player, Runs, add_run, parts_of
-from reference.figures import explain, panels_of
+from reference.figures import OURS, explain, panels_of
 
 SEED = 12_000
 RUNS: Runs = {
@@ -147,13 +147,11 @@ def draw(rows: list[Row], path: Path) -> None:
                 lines.append([0.0, *(means[name] - means["untuned"] for name in names)])
                 panel.plot(range(PICTURES + 1), lines[-1], color="0.75", lw=0.9)
         if lines:
-            panel.plot(
-                range(PICTURES + 1), np.mean(lines, axis=0), "o-", color="#0f9b87", lw=2, label="mean of all cases"
-            )
+            panel.plot(range(PICTURES + 1), np.mean(lines, axis=0), "o-", color=OURS, lw=2, label="mean of all cases")
             panel.plot([], [], color="0.75", label="one model and solver")
         panel.set(title=f"{computed} of {steps} steps", xlabel="pictures seen", xticks=range(PICTURES + 1))
         panel.axhline(0, color="0.4", lw=0.8)
-        panel.set_ylim(-2, 15)
+        panel.set_ylim(-3, 15)
     panels[0].legend(fontsize=8, loc="upper left", handlelength=1.2)
     figure.supylabel("dB above the untuned default", fontsize=10)
     explain(

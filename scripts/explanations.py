@@ -145,13 +145,14 @@ def tutorial() -> Figure:
         "omnireuse\n14 computed": reused,
         "without it\n14 steps": draw(num_inference_steps=14),
     }
-    figure, panes = plt.subplots(2, 3, figsize=(WIDTH, 5.6), layout="constrained")
+    figure, panes = plt.subplots(2, 3, figsize=(WIDTH, 5.8), layout="constrained")
     for (upper, lower), (title, picture) in zip(panes.T, pictures.items(), strict=True):
         upper.imshow(picture, interpolation="lanczos")
         upper.set_title(title, fontsize=16)
         lower.imshow(np.clip(1 - abs(picture - full) * GAIN, 0, 1), interpolation="lanczos")
         error = np.square(picture - full).mean()
-        lower.set_title(f"{-10 * np.log10(error):.1f} dB" if error else "identical", fontsize=16)
+        closeness = f"{-10 * np.log10(error):.1f} dB" if error else "identical"
+        lower.set_title(f"{closeness}\ndifference × {GAIN}", fontsize=16)
         upper.axis("off")
         lower.axis("off")
     return figure
