@@ -359,7 +359,7 @@ def framepack(step: int, text: int, config: Any) -> dict[str, Any]:
 
 
 def packed(step: int, text: int, config: Any) -> dict[str, Any]:
-    # Text, five rows of sound and eight of frames in one sequence; sound has a time of its own, text that of clean data.
+    # Text, five rows of sound, eight of frames. Sound has a time of its own, text that of clean data.
     rows = torch.arange(text + 13)
     of_text, of_sound, of_frames = rows.split((text, 5, 8))
     return {
