@@ -44,9 +44,9 @@ and nothing stays behind on the pipeline.
 
 [Families that are not tested](#families-that-are-not-tested) have a table of their own.
 
-**Frames with sound.** For a denoiser that returns two kinds of latents (LTX-2), `enable(pipe)` selects region `call`,
-which forecasts both. `region="step"` raises `UnsupportedModelError`, because the pipeline passes the sound to a private
-copy of the scheduler.
+**Frames with sound.** For a denoiser that returns two kinds of latents (LTX-2, MiniMax H3), `enable(pipe)` selects
+region `call`, which forecasts both. `region="step"` raises `UnsupportedModelError`, because the pipeline passes the
+sound to a private copy of the scheduler, or to a scheduler of its own.
 
 **Several kinds of latents elsewhere.** omnireuse finds out at the first call of a run. The default and the targets of
 `enable` then go on in region `call`, with a warning and a count in `summary().fallbacks`. A cache that a denoiser
@@ -151,7 +151,6 @@ UNDECLARED = (
     "Kandinsky6SRTransformer3DModel",
     "Kandinsky6Transformer3DModel",
     "LongCatAudioDiTTransformer",
-    "MiniMaxH3Transformer3DModel",
     "MiniMaxMusic3Transformer1DModel",
     "NucleusMoEImageTransformer2DModel",
     "RFD4ProteinaTransformer",

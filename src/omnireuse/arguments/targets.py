@@ -31,7 +31,7 @@ __all__ = ["SEVERAL_KINDS", "Profiled", "in_fitting_region", "strategy_for", "st
 
 logger = logging.getLogger("omnireuse")
 
-SEVERAL_KINDS = ("LTX2VideoTransformer3DModel",)
+SEVERAL_KINDS = ("LTX2VideoTransformer3DModel", "MiniMaxH3Transformer3DModel")
 """Denoisers that return frames and sound. Others like them are found at the first call of a run."""
 
 

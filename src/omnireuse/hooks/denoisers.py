@@ -153,9 +153,8 @@ def _versions(module: torch.nn.Module) -> tuple[int | None, ...]:
     if (some := _some_layers.get(module)) is None:
         layers = [each for each in module.modules() if any(weight is not None for weight in each._parameters.values())]
         _some_layers[module] = some = [weakref.ref(each) for each in layers[:: -(-len(layers) // _MOST_LAYERS) or 1]]
-    present = [layer for reference in some if (layer := reference()) is not None]
-    weights = [weight for layer in present for weight in layer._parameters.values() if weight is not None]
-    return tuple(None if each.is_inference() else each._version for each in weights)
+    present = [each for reference in some if (layer := reference()) is not None for each in layer._parameters.values()]
+    return tuple([None if each is None or each.is_inference() else each._version for each in present])
 
 
 _MOST_LAYERS = 32

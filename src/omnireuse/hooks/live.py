@@ -155,10 +155,10 @@ class Live(ABC):
                 proceed = loop.companions.denoise(run, proceed, args, kwargs)
             conditions, held = run.conditions, run.conditions.held.get((index, branch))
             given, options, layout, is_held = form_of(model, args, kwargs, index, loop.companions.scales, held)
-            has_adapters = bool(conditions.told) or layout.scales is not None
-            asks = run.calls == 1 and (not run.step or loop.call is None or (run.is_touched and has_adapters))
+            asks = run.calls == 1 and (not run.step or loop.call is None or run.is_touched)
             if asks or not is_held or conditions.latest != run.changed_at:
-                self._look(loop, run, (index, branch), given, adapters_of(model) if asks else None)
+                marks = adapters_of(model) if asks else {}
+                self._look(loop, run, (index, branch), {} if is_held else given, marks)
             if run.changed_at:
                 layout = layout._replace(conditions=run.changed_at)
             call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, given, options, layout)
@@ -226,16 +226,17 @@ class Live(ABC):
         return result
 
     def _look(
-        self, loop: Loop, run: Run, branch: Hashable, given: Mapping[str, Any], adapters: Mapping[str, Hashable] | None
+        self, loop: Loop, run: Run, branch: Hashable, given: Mapping[str, Any], marks: Mapping[str, Hashable]
     ) -> None:
-        """Find out whether what the run is computed from has changed: the inputs of a call, and adapters if given."""
+        """Find out whether inputs of a call have changed, or what marks the weights and adapters of its model."""
         conditions, step, others = run.conditions, run.step, loop.companions
-        if adapters is not None:
-            run.is_touched = False
-            for what, value in adapters.items():
+        run.is_touched = run.is_touched and not marks
+        for what, value in marks.items():
+            if conditions.told.get(what) != value:
                 conditions.tell(step, what, value)
-        latest = conditions.look(branch, step, given, others.made if others.are_called else ())
-        if latest != run.changed_at:
+        if given:
+            conditions.look(branch, step, given, others.made if others.are_called else ())
+        if (latest := conditions.latest) != run.changed_at:
             run.changed_at = latest
             names = ", ".join(name for name, steps in conditions.changes.items() if steps[-1] == latest)
             logger.info("step %d is computed, and what was remembered is dropped: %s changed", latest, names)

@@ -232,6 +232,12 @@ def _kandinsky_5(block: Any, given: Arguments) -> torch.Tensor:
     return modulated(block.self_attention_norm(given["visual_embed"].float()), scale.float(), shift.float())
 
 
+def _minimax_h3(block: Any, given: Arguments) -> torch.Tensor:
+    # A table with a row for each time and kind of token; the kinds follow one another in one sequence.
+    shift, scale = (table.index_select(0, given["adaln_indices"]) for table in block.adaln_proj(given["temb"])[:2])
+    return modulated(block.norm1(given["hidden_states"]), scale, shift)
+
+
 def _face_after_the_last_block(denoiser: Any) -> str | None:
     if (len(denoiser.blocks) - 1) % denoiser.config.inject_face_latents_blocks == 0:
         return "the face is added after its last block, where it would be counted twice"
@@ -297,6 +303,8 @@ _VIDEO = (
         streams=("visual_embed",),
         signal=_kandinsky_5,
     ),
+    # Text, frames and sound are one sequence.
+    BlockStack("MiniMaxH3Transformer3DModel", signal=_minimax_h3),
 )
 
 

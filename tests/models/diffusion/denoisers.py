@@ -358,6 +358,24 @@ def framepack(step: int, text: int, config: Any) -> dict[str, Any]:
     }
 
 
+def packed(step: int, text: int, config: Any) -> dict[str, Any]:
+    # Text, five rows of sound, eight of frames. Sound has a time of its own, text that of clean data.
+    rows = torch.arange(text + 13)
+    of_text, of_sound, of_frames = rows.split((text, 5, 8))
+    return {
+        "hidden_states": tensor(1, 8, 16, seed=step),
+        "audio_hidden_states": tensor(1, 5, 32, seed=step + 1),
+        "encoder_hidden_states": tensor(1, text, 16, seed=text),
+        "timestep": torch.cat([torch.zeros(1), time(step), time(step + 1)]),
+        "timestep_indices": (rows >= text).long() + (rows >= text + 5).long(),
+        "token_tags": torch.tensor([1] * text + [2] * 5 + [0] * 8),
+        "position_ids": ids(text + 13, 3),
+        "text_indices": of_text,
+        "audio_indices": of_sound,
+        "video_indices": of_frames,
+    }
+
+
 def prior(step: int, text: int, config: Any) -> dict[str, Any]:
     # Its texts are padded to one length.
     return {
@@ -431,6 +449,7 @@ VIDEOS: dict[str, tuple[dict[str, Any], Inputs]] = {
         ),
     ),
     "LTXVideoTransformer3DModel": ({}, LTX(encoder_attention_mask=text_mask())),
+    "MiniMaxH3Transformer3DModel": ({"in_channels": 4, "time_embed_hidden_dim": 16, "rope_freq_dim": 1}, packed),
     "MochiTransformer3DModel": (
         {"pooled_projection_dim": 8, "max_sequence_length": 8, "out_channels": OWN},
         video(encoder_attention_mask=text_mask(torch.bool)),

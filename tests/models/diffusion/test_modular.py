@@ -138,6 +138,20 @@ def test_another_transformer_for_references() -> None:
     assert (summary.steps, summary.computed_steps, summary.reused_calls) == (10, 3, 4)
 
 
+@pytest.mark.parametrize("cache", ["db_cache", "first_block_cache"])
+def test_named_caches_skip_blocks_of_one_sequence_with_sound(cache: str) -> None:
+    made = minimax_h3()
+    full = made.run(steps=12)
+    with omnireuse.enable(made.pipe, cache) as handle:
+        reusing = made.run(steps=12)
+    assert torch.isfinite(reusing).all()
+    assert not torch.equal(reusing, full)
+    assert handle.strategy.region in ("blocks", "tail")
+    assert handle.summary().reused_calls > 0
+    assert handle.summary().computed_calls > 0
+    assert torch.equal(made.run(steps=12), full)
+
+
 @pytest.mark.parametrize("name", ["Cosmos3DistilledModularPipeline", "Cosmos3OmniModularPipeline"])
 def test_latents_are_found_among_other_tensors(name: str, caplog: pytest.LogCaptureFixture) -> None:
     """x0 needs them, and so does a signal: positions come before them, and never change."""
