@@ -516,9 +516,9 @@ GROUPS: dict[str, tuple[Table, ...]] = {
         Table(
             "Tuning",
             ("tune",),
-            "Mean PSNR over eleven pairs of a model (of four) and a solver or shift, at 14 and 9 of 28 steps: fewer "
-            "steps of the solver, the last output held, the default untuned, and [tuned](tuning.md) on one and on "
-            "three pictures",
+            "Mean PSNR over eleven cases, each one of four models with a solver or shift, at 14 and 9 of 28 steps: "
+            "fewer steps of the solver, the last output held, the untuned default, and the same "
+            "[tuned](tuning.md) on one and on three pictures",
             ("steps", "fewer", "hold", "untuned", "tuned 1", "tuned 3"),
             _tuning,
             (*STEPS, *TUNING),
@@ -537,9 +537,9 @@ GROUPS: dict[str, tuple[Table, ...]] = {
         Table(
             "A model that was left out",
             ("tune_faces",),
-            "The same on [faces](reference.md#faces), which was kept out of all tuning of the library, at 14, 9 and 7 "
-            "of 28 steps: mean PSNR, and in brackets the 5 % quantile and the lowest picture, over 8 prompts and, "
-            "tuned on three pictures, five draws of those",
+            "The same on [faces](reference.md#faces), which was kept out of all tuning of the library. Steps are 14, 9 "
+            "and 7 of 28. A cell has the mean PSNR of 8 prompts, and in brackets the 5 % quantile and the lowest "
+            'picture. "Tuned 3" is the mean of five draws of three pictures',
             ("run", "fewer", "untuned", "tuned 1", "tuned 3"),
             _left_out,
             (*STEPS, *TUNING),
@@ -547,9 +547,10 @@ GROUPS: dict[str, tuple[Table, ...]] = {
         Table(
             "Quantised weights",
             ("quantised",),
-            "PSNR on six other prompts of shapes-flux, guidance 6, 14 of 28 steps, each to its own full run, mean and "
-            "lowest: torchao 0.18 on a CPU, fp8 emulated per token and fp4 (E2M1) in groups of 16 values; one draw of "
-            "the first three pictures",
+            "Mean PSNR, and in brackets the lowest picture, of six prompts of shapes-flux with guidance 6 at 14 of 28 "
+            "steps. Each kind of weights is compared with its own full run. Weights are quantised by torchao 0.18 on "
+            "a CPU, where fp8 (per token) and fp4 (E2M1, in groups of 16 values) are emulated. Tuned on one draw of "
+            "three pictures",
             ("weights, activations", "fewer", "hold", "untuned", "tuned 3"),
             _quantised,
             (*STEPS, *TUNING),
@@ -567,13 +568,13 @@ GROUPS: dict[str, tuple[Table, ...]] = {
         Table(
             "First, do no harm",
             ("harm",),
-            "The untuned default beside its two rivals with as many computed steps: plain fewer steps, and the last "
-            "output held. The ten worst cases, and the mean of all cases in the last row. The cases are of the five "
-            "pipelines and of models without an autoencoder: pixel_flux and movements are flows, pixels predicts "
-            'noise, flags predicts v, and cloth is EDM\'s. "Guided" is the usual guidance of a model. "Above" is how '
-            'far the mean PSNR of the default is above that of the better rival, and "quantile" the same for the 5 % '
-            "quantile. A case is harmed if the first is below −0.5 dB or the second below −1 dB. The last column says "
-            "whether the summary warns that the budget is beyond forecasts",
+            "Is the untuned default worse than what costs as much? Its rivals with as many computed steps are plain "
+            "fewer steps, and the last output held. The table has the ten worst cases, and in the last row the mean "
+            "of all. Beside the five pipelines there are models without an autoencoder: pixel_flux and movements are "
+            'flows, pixels predicts noise, flags predicts v, and cloth is EDM\'s. "Guided" is the usual guidance of a '
+            'model. "Above" is the mean PSNR of the default minus that of the better rival, and "quantile" the same '
+            "for the 5 % quantile. A case is harmed if the first is below −0.5 dB or the second below −1 dB. The last "
+            "column says whether the summary warned",
             ("case", "fewer", "held", "default", "above", "quantile", "said"),
             _harm,
             STEPS,
@@ -581,8 +582,8 @@ GROUPS: dict[str, tuple[Table, ...]] = {
         Table(
             "What a tolerance leaves",
             ("tolerance",),
-            "In how many of 18 cases nine of ten prompts keep the tolerance, and with how many of 28 "
-            'computed steps, untuned and tuned; "fixed" is the smallest fixed number that keeps it',
+            "A tolerance is kept if nine of ten prompts keep it. A cell says in how many of 18 cases that is so, and "
+            'how many of 28 steps were computed. "Fixed" is the smallest fixed number of steps that keeps it',
             ("tolerance", "fixed", "untuned", "tuned"),
             _tolerance,
             (*STEPS, *TUNING),
@@ -591,8 +592,9 @@ GROUPS: dict[str, tuple[Table, ...]] = {
         Table(
             "What a quality without a profile keeps",
             ("quality",),
-            "In how many cases nine of ten prompts of two draws reach the quality, and with how many of 28 computed "
-            'steps; "fixed" is the smallest fixed number that keeps it',
+            "A quality is kept if nine of ten prompts reach it. A cell says in how many cases that is so, over two "
+            'draws of pictures, and how many of 28 steps were computed. "Fixed" is the smallest fixed number of '
+            "steps that keeps it",
             ("quality in dB", "fixed", "tuned"),
             _quality,
             (*STEPS, *TUNING),
