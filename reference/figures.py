@@ -36,7 +36,7 @@ DECIBELS = (18.0, 66.0)
 """What is drawn: below, pictures are others; above, the difference is less than the rounding to 8 bits (59 dB)."""
 OURS = LIGHT["highlight"]
 """The one green, which is omnireuse's alone; its methods differ in `MARKERS`."""
-MARKERS = "osD^vP"
+MARKERS = "osD^vPX<>*"
 PEERS = ("#c2641a", "#2b6cb8", "#6d4fc2", "#b03a78", "#8a7a1f", "#6fa8dc", "#a0522d", "#7a869a", "#c79a3b", "#d98ab5")
 """Colours of what is not omnireuse, none of them green."""
 BASELINES = ("#9a9da3", "#6a6f78", "#b9bcc2", "#4a4f59")

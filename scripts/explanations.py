@@ -31,7 +31,8 @@ PROMPTS = 6
 SHOWN = "a smiling person with tan skin, a ginger bun, glasses and a blue shirt on a pink background"
 GAIN = 10
 """How many times as bright a difference is shown."""
-COLOURS = [LIGHT[name] for name in ("highlight", "first", "second", "third")]
+COLOURS = [LIGHT[name] for name in ("third", "first", "second")]
+"""None of them green, which is omnireuse's alone."""
 plt.rcParams |= {
     "font.size": 10,
     "axes.spines.top": False,
@@ -115,7 +116,7 @@ def reuse() -> Figure:
 def guidance() -> Figure:
     """Errors of forecasts over two reused steps with and without guidance."""
     figure, panes = panels_of(2, sharey=True)
-    for scale, colour in ((1.0, COLOURS[0]), (3.0, COLOURS[3]), (6.0, COLOURS[1])):
+    for scale, colour in ((1.0, COLOURS[0]), (3.0, COLOURS[2]), (6.0, COLOURS[1])):
         noise, x0, _ = path("shapes-flux", scale)
         steps, held, straight = line(noise, x0, gap=2)
         name = "no guidance" if scale == 1 else f"guidance {scale:g}"

@@ -25,6 +25,7 @@ def test_a_comparison_shows_its_points_and_what_follows_from_them(tmp_path: Path
     assert "Without figures: third peer (no such block)" in text
     assert "peer.enable(pipe, computed_steps=10)" in text
     assert "51.0 49.0 to 53.0" in text
+    assert "Made with torch 2.13.0." in text
     assert "dB above the best without a cache, 2x fewer steps 14" in text
     assert "best other cache, 4x fewer steps" not in text, "what has no answer is left out"
     assert "not finished" not in text
