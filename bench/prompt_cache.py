@@ -4,8 +4,8 @@
 
 Each version is measured in a process of its own: the one of this checkout, and that of REVISION, taken from git. They
 take turns, the best of all rounds counts, and a miss and the plain call alternate. All times are processor time of one
-thread. Of an encoder 16 wide, a call costs what Python makes of its layers; one of 512 has some arithmetic, too. Those of
-Flux's size have no data (the meta device): of them only the hit is measured.
+thread. A call of an encoder that is 16 wide costs what Python makes of its layers; at 512 arithmetic counts, too. Those
+of Flux's size have no data (the meta device): of them only the hit is measured.
 """
 
 from __future__ import annotations
