@@ -49,7 +49,7 @@ def test_a_pipeline_from_a_function_is_compared_with_its_own_pictures(run: Run, 
     given = ("--pipeline", "custom:make_signed", "--pictures", "custom:unsigned", "--steps", "6")
     status, _, said = run("compare", *given, "--only", "fewer-steps", "default")
     assert status == 0
-    assert said.startswith("Signed on cpu in float32; 4 prompts, 2 methods")
+    assert said.startswith("Signed on cpu in float32; prompts: 4, methods: 2")
     pareto = read_comparison(tmp_path / "out.json")
     assert pareto.cases[0].pipeline == "Signed"
     assert not [point.error for point in pareto.cases[0].points if point.error]
