@@ -66,7 +66,7 @@ ROWS = (
     Row("edges of engines", 57, 50),
     Row("lines of src", 29_859, 22_500),
     Row("lines of lab", 4_937, 4_500),
-    Row("lines of engines", 8_383, 7_500),
+    Row("lines of engines", 8_385, 7_500),
     Row("callables", 121, 60),
     Row("annotations Any", 691, 400),
     Row("large classes", 21, 5),

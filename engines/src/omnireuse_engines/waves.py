@@ -42,9 +42,6 @@ __all__ = ["WaveLoop", "WaveTuner", "Waves"]
 
 logger = logging.getLogger("omnireuse")
 
-_INPUTS = (torch.Tensor, list, tuple)
-"""What a request's state keeps for the model: prompts, masks, references."""
-
 
 @dataclass(eq=False)
 class _Member:
@@ -162,7 +159,12 @@ class Waves:
                 request.chunk = state.chunk_index
                 request.start(state.scheduler, state.total_steps, at=state.step_index)
             given = {**vars(state), **state.extra}
-            given = {name: each for name, each in given.items() if name != "latents" and isinstance(each, _INPUTS)}
+            # By their shapes, too: the host pads prompts to the longest of a wave, which changes nothing.
+            given = {
+                f"{name} {tuple(each.shape)}": each
+                for name, each in given.items()
+                if name != "latents" and isinstance(each, torch.Tensor)
+            }
             changed_at = request.conditions.look("request", state.step_index, given)
             entry.computes = request.computes(state.step_index, state.latents, kind=changed_at)
         except Exception as error:  # of this request alone
