@@ -84,7 +84,7 @@ class RequestReuse(Stepper):
     reused: int = 0
     chunk: int = 0
     first: int = 0
-    conditions: Conditions = field(default_factory=Conditions)
+    conditions: Conditions = field(default_factory=lambda: Conditions(are_padded=True))
     failures: int = 0
     weights: int = -1
 
@@ -94,7 +94,7 @@ class RequestReuse(Stepper):
         Args:
             scheduler: of the request, with its timesteps.
         """
-        self.first, self.generation, self.conditions = at, None, Conditions()
+        self.first, self.generation, self.conditions = at, None, Conditions(are_padded=True)
         if self.plan.strategy is not None:
             if (caution := self.plan.strategy.policy.caution(total)) is not None:
                 warn_once(caution)

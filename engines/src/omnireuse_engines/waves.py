@@ -43,6 +43,13 @@ __all__ = ["WaveLoop", "WaveTuner", "Waves"]
 logger = logging.getLogger("omnireuse")
 
 
+def _is_input(value: Any) -> bool:
+    """Whether a request's state keeps this for the model: prompts, masks, references. Numbers tell how long a wave's
+    prompts are."""
+    each = value if isinstance(value, (list, tuple)) else [value]
+    return bool(each) and all(isinstance(one, torch.Tensor) for one in each)
+
+
 @dataclass(eq=False)
 class _Member:
     """One request of a wave.
@@ -159,12 +166,7 @@ class Waves:
                 request.chunk = state.chunk_index
                 request.start(state.scheduler, state.total_steps, at=state.step_index)
             given = {**vars(state), **state.extra}
-            # By their shapes, too: the host pads prompts to the longest of a wave, which changes nothing.
-            given = {
-                f"{name} {tuple(each.shape)}": each
-                for name, each in given.items()
-                if name != "latents" and isinstance(each, torch.Tensor)
-            }
+            given = {name: each for name, each in given.items() if name != "latents" and _is_input(each)}
             changed_at = request.conditions.look("request", state.step_index, given)
             entry.computes = request.computes(state.step_index, state.latents, kind=changed_at)
         except Exception as error:  # of this request alone

@@ -20,6 +20,10 @@ class Conditions:
     by whatever name, and are not looked at again. Inputs of inference mode count no changes in place, so that only
     another object shows a change of them.
 
+    Args:
+        are_padded: whether a tensor is as it was with zeros at its end, too: hosts pad prompts to the longest of those
+            that they batch.
+
     Attributes:
         latest: the step that saw the latest change; 0 before the first. A part of the layout of a run, or of the kind
             of its outputs, so that the step is computed and the memory dropped.
@@ -29,7 +33,8 @@ class Conditions:
         told: conditions that are no inputs of a call, by name.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, are_padded: bool = False) -> None:
+        self._are_padded = are_padded
         self.latest = 0
         self.changes: dict[str, list[int]] = {}
         self.held: dict[Hashable, dict[str, Seen]] = {}
@@ -56,7 +61,7 @@ class Conditions:
         for name, before in known.items():
             if name not in found:
                 continue  # whether an input is given or not, the layout tells
-            is_same = before.is_same(found[name])
+            is_same = before.is_same(found[name], is_padded=self._are_padded)
             if is_same is None:
                 doubtful.append((name, before.value, found[name]))
             elif not is_same:
@@ -96,16 +101,19 @@ class Seen(NamedTuple):
     version: int | None
     address: int
 
-    def is_same(self, now: Any) -> bool | None:
-        """Whether an input is as this one; None if the content decides."""
+    def is_same(self, now: Any, *, is_padded: bool = False) -> bool | None:
+        """Whether an input is as this one; None if the content decides, also that of other shapes if it may be
+        padded."""
         before = self.value
         if not isinstance(before, torch.Tensor) or not isinstance(now, torch.Tensor):
             return type(now) is type(before) and bool(now == before)
         is_untouched = version(before) == self.version and (not self.address or before.data_ptr() == self.address)
         if now is before or not is_untouched:
             return is_untouched  # what it was before is gone
-        if (now.shape, now.dtype, now.device) != (before.shape, before.dtype, before.device):
+        if (now.ndim, now.dtype, now.device) != (before.ndim, before.dtype, before.device):
             return False
+        if now.shape != before.shape:
+            return None if is_padded else False
         if self.address and now.data_ptr() == self.address and now.stride() == before.stride():
             return True
         return None
@@ -132,11 +140,20 @@ def _collect(value: Any, name: str, found: dict[str, Any]) -> None:
 def _different(pairs: Collection[tuple[str, torch.Tensor, torch.Tensor]]) -> list[str]:
     """The names of tensors whose contents differ. Cost: waits for the device once if there are some on one."""
     pairs = [each for each in pairs if not (each[2].is_meta or isinstance(each[2], FakeTensor))]
-    flags = [(now != before).any() for _, before, now in pairs]
+    flags = [_is_other(before, now) for _, before, now in pairs]
     if not flags:
         return []
     is_other = torch.stack([flag.to(flags[0].device) for flag in flags]).tolist()
     return [name for (name, _, _), differs in zip(pairs, is_other, strict=True) if differs]
+
+
+def _is_other(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
+    """Whether contents differ, beside zeros at the end of one of them."""
+    if before.shape == now.shape:
+        return (now != before).any()
+    common = tuple(slice(min(sizes)) for sizes in zip(before.shape, now.shape, strict=True))
+    of_both = [(each.count_nonzero() != each[common].count_nonzero()) for each in (before, now)]
+    return (now[common] != before[common]).any() | of_both[0] | of_both[1]
 
 
 def version(value: Any) -> int | None:

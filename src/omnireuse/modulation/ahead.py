@@ -89,7 +89,10 @@ class Ahead:
         begins = {key.table: key.begin for key in self.order}
         chain = [key for key in self.order if key.begin == begins.get(missing.table)]
         timesteps = self._timesteps(bound.arguments.get(name)) if chain else []
-        find = lambda tensors: [call.known.of(each) for each in tensors].index(missing.begin)  # noqa: E731
+
+        def find(tensors: list[torch.Tensor]) -> int:
+            return [call.known.of(each) for each in tensors].index(missing.begin)
+
         calls = [Call(call.denoiser, call.number) for _ in timesteps]
         if not calls or (found := _run_to(_path(missing.table, call.denoiser)[0], calls[0], bound, find)) is None:
             return False

@@ -248,6 +248,34 @@ def test_another_object_of_equal_content_is_the_same() -> None:
     assert looks(*(torch.ones(3) for _ in range(5)), torch.zeros(3)) == [0, 0, 0, 0, 0, 5]
 
 
+def test_zeros_behind_a_prompt_are_no_change_if_a_host_pads() -> None:
+    prompt = tensor(1, 3, 4, seed=1)
+    padded = torch.cat([prompt, torch.zeros(1, 2, 4)], dim=1)
+    longer = torch.cat([prompt, torch.ones(1, 2, 4)], dim=1)
+    conditions, plain = Conditions(are_padded=True), Conditions()
+    seen = [conditions.look("a", step, {"x": x}) for step, x in enumerate((prompt, prompt, padded, prompt, padded))]
+    assert seen == [0] * 5
+    assert conditions.look("a", 5, {"x": longer}) == 5
+    assert conditions.look("a", 6, {"x": prompt}) == 6
+    assert conditions.look("a", 7, {"x": padded * 2}) == 7
+    assert [plain.look("a", step, {"x": x}) for step, x in enumerate((prompt, prompt, padded))] == [0, 0, 2]
+
+
+def test_a_wave_that_pads_a_prompt_changes_no_picture() -> None:
+    pictures = []
+    for pads in (False, True):
+        engine, one = Engine(), request("a", "half", STEPS, 0)
+        one.prompt = torch.ones(1, 3, 2)
+        one.lengths = [3]
+        for step in range(STEPS):
+            if pads and step == SWITCH:
+                one.prompt, one.lengths = torch.cat([one.prompt, torch.zeros(1, 2, 2)], dim=1), [5]
+            engine.wave([one])
+        pictures.append((one.latents, one.extra["omnireuse"].computed))
+    assert torch.equal(pictures[0][0], pictures[1][0])
+    assert pictures[0][1] == pictures[1][1]
+
+
 def test_what_moves_from_the_beginning_is_no_condition() -> None:
     assert looks(*(torch.full((3,), float(step)) for step in range(5))) == [0] * 5
     assert looks(*range(5)) == [0] * 5

@@ -5,7 +5,9 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+from collections.abc import Callable
 from importlib import import_module
+from typing import Any
 
 from omnireuse.base.environment import switch_of
 from omnireuse.errors import ConfigError
@@ -44,15 +46,22 @@ def install_prefix_cache(tested: tuple[str, ...]) -> None:
     theirs = getattr(mixin, _NAME, None)
     if theirs is Ours:
         return
-    missing = [f"{_MIXIN}.{_NAME}.{name}" for name in _METHODS if _keywords(theirs, name) != _keywords(Ours, name)]
+    missing = [f"{_MIXIN}.{_NAME}.{name}" for name in _METHODS if not _is_called_as(theirs, Ours, name)]
     check_host("vllm-omni", tested, missing, asked=f"{PREFIX_SWITCH}=on")
     setattr(mixin, _NAME, Ours)
     logger.info("prefix cache: runners of this process use omnireuse's (%s=on)", PREFIX_SWITCH)
 
 
-def _keywords(owner: object, name: str) -> list[str] | None:
-    """The parameters of a method that have to be given by their names, and how many others it needs."""
-    if (method := getattr(owner, name, None)) is None:
-        return None
+def _is_called_as(theirs: object, ours: object, name: str) -> bool:
+    """Whether a method needs the same arguments as ours. One behind a wrapper that hides them needs only be there."""
+    if (method := getattr(theirs, name, None)) is None:
+        return False
+    parameters = inspect.signature(method).parameters.values()
+    hides = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    return hides or _needed(method) == _needed(getattr(ours, name))
+
+
+def _needed(method: Callable[..., Any]) -> list[str]:
+    """The arguments that have to be given: their names if these are needed, too."""
     needed = [each for each in inspect.signature(method).parameters.values() if each.default is each.empty]
     return [each.name if each.kind is each.KEYWORD_ONLY else "" for each in needed]
