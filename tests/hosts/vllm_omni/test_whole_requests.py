@@ -42,6 +42,9 @@ def whole(engine: Any, request: Any) -> Any:
 def test_requests_of_different_lengths_and_settings_one_after_the_other(
     tiny_qwen: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    from omnireuse_engines.host import warn_once
+
+    warn_once.cache_clear()  # another test of this process may have been told
     lengths = (24, 30)
     with running_engine(tiny_qwen, enforce_eager=True, max_num_seqs=1) as engine:
         plain = {steps: whole(engine, make_request(0, steps)).output for steps in lengths}
