@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-__all__ = ["plain_tensors", "probed", "sampled"]
+__all__ = ["Probe", "plain_tensors", "sampled"]
 
 _SAMPLES = 64
 
@@ -39,20 +39,37 @@ def sampled(tensors: list[torch.Tensor]) -> bytes:
         return torch.cat([*pieces.values(), torch.empty(0, dtype=torch.uint8)]).numpy().tobytes()
 
 
-def probed(tensors: Sequence[torch.Tensor]) -> list[bytes]:
+class Probe:
     """The first value of each tensor, one of those that `sampled` reads: whoever replaces a model's weights changes
     some of them, whether torch counts it or not.
 
-    Cost: about 0.5 us for each tensor of the host; 3 us for one of another device, which is waited for once.
+    Args:
+        tensors: they are not kept.
     """
-    found: list[bytes] = []
-    elsewhere: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
-    with torch.inference_mode(), torch._C.DisableTorchFunctionSubclass():
-        for tensor in tensors:
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._on_host: list[tuple[int, int]] = []
+        self._elsewhere: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+        for place, tensor in enumerate(tensors):
             if tensor.is_meta or tensor.layout is not torch.strided or not tensor.numel():
                 continue
             if tensor.is_cpu:
-                found.append(ctypes.string_at(tensor.data_ptr(), tensor.itemsize))
+                self._on_host.append((tensor.data_ptr(), tensor.itemsize))
             elif not tensor.is_quantized:
-                elsewhere.setdefault((tensor.device, tensor.dtype), []).append(tensor.as_strided((1,), (1,)))
-        return found + [torch.cat(each).view(torch.uint8).cpu().numpy().tobytes() for each in elsewhere.values()]
+                self._elsewhere.setdefault((tensor.device, tensor.dtype), []).append(place)
+        self._first = self._read(tensors)
+
+    def holds(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether the values are as they were, of the same tensors at the same addresses.
+
+        Cost: about 0.5 us for each tensor of the host. One of another device is read there, and waited for once.
+        """
+        return self._read(tensors) == self._first
+
+    def _read(self, tensors: Sequence[torch.Tensor]) -> list[bytes]:
+        found = [ctypes.string_at(address, size) for address, size in self._on_host]
+        with torch.inference_mode(), torch._C.DisableTorchFunctionSubclass():
+            for places in self._elsewhere.values():
+                values = torch.cat([tensors[place].as_strided((1,), (1,)) for place in places])
+                found.append(values.view(torch.uint8).cpu().numpy().tobytes())
+        return found

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as registration
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from omnireuse.base.weights import plain_tensors, probed, sampled
+from omnireuse.base.weights import Probe, plain_tensors, sampled
 
 __all__ = ["Snapshot", "autocast_state", "is_adapter", "when_suspected"]
 
@@ -82,7 +82,7 @@ class Snapshot:
             swaps = torch.__future__.get_swap_module_params_on_conversion()
             self._tensors: list[Any] = self._storages if swaps else [weakref.ref(tensor) for tensor in tensors]
             self._places = [] if swaps else [(weakref.ref(tensor), tensor.data_ptr()) for tensor, _ in stored]
-            self._probe = probed([] if swaps else [tensor for tensor, _ in stored])
+            self._probe = Probe([] if swaps else [tensor for tensor, _ in stored])
 
     def has_parts_of(self, pipeline: object) -> bool:
         """Whether the attributes of ``pipeline`` are the same objects."""
@@ -96,7 +96,7 @@ class Snapshot:
 
     def has_weights(self) -> bool:
         """Whether no version counter moved, every tensor has its storage still, and its first value: a write into
-        `tensor.data` moves no counter. Cost: about 1 us for each tensor, and as `probed`."""
+        `tensor.data` moves no counter. Cost: about 1 us for each tensor, and as `Probe`."""
         if self._sum_of_versions() != self._sum:
             return False
         tensors = []
@@ -105,7 +105,7 @@ class Snapshot:
             if tensor is None or tensor.data_ptr() != address:
                 return False
             tensors.append(tensor)
-        return probed(tensors) == self._probe
+        return self._probe.holds(tensors)
 
     def continues(self, old: Snapshot) -> bool:
         """Whether nothing changed since ``old``. Another storage alone is a move between devices: not a change."""
