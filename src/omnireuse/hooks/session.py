@@ -345,7 +345,7 @@ class Session(Live):
         return loop.run
 
     def generation(self, strategy: Strategy, start: RunStart, samples: int = 1) -> Generation:
-        """The state of a run that begins, under a strategy; it shows its decisions to nobody."""
+        """The state of a run that begins, under a strategy, without observers."""
         made = Generation(strategy, start.levels, total=start.total, agreement=self._agreement, number=0)
         made.outputs.said, made.samples = self._said, samples
         return made
