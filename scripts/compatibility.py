@@ -4,7 +4,7 @@
     python scripts/compatibility.py note newest FOLDER/bin/python --log FILE  # whatever pytest's output there says
     python scripts/compatibility.py write                                     # the page, from what is noted
 
-`.ci/run` does both. Notes are in out/compatibility, a file an environment; a row that was not noted keeps what the page has.
+`.ci/run` does both. Notes are in out/compatibility, a file an environment; a row without a note stays.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ def batches(tiny: Tiny) -> list[Batch]:
 
 
 def served(tiny: Tiny, turn: int) -> Batch | None:
-    """The first batch, from number `turn` on, that the pipeline itself takes and makes of each sample what it is alone."""
+    """The first batch from number `turn` on of which the pipeline itself makes of each sample what it is alone."""
     found = batches(tiny)
     start = turn % len(found)
     return next((batch for batch in found[start:] + found[:start] if batch.is_served), None)
