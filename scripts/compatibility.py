@@ -4,7 +4,7 @@
     python scripts/compatibility.py note newest FOLDER/bin/python --log FILE  # whatever pytest's output there says
     python scripts/compatibility.py write                                     # the page, from what is noted
 
-`.ci/run` does both. Notes are in out/compatibility.json; a row that was not noted keeps what the page has.
+`.ci/run` does both. Notes are in out/compatibility, a file an environment; a row without a note stays.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from datetime import date
 from pathlib import Path
 
 TOP = Path(__file__).resolve().parents[1]
-NOTES = TOP / "out" / "compatibility.json"
+NOTES = TOP / "out" / "compatibility"
 PAGE = TOP / "docs" / "compatibility.md"
 ROWS = {
     "suite": "the whole suite, newest supported versions",
-    "newest": "the quick tests of models and caches, newest release of everything; a failure stops no release",
+    "newest": "the quick tests of models and prompts, newest release of everything; a failure stops no release",
     "diffusers-oldest": "the diffusion tests against the wheel, oldest supported versions",
     "vllm": "the encoder cache and the connector inside vLLM's scheduler",
     "vllm-omni": "step reuse inside vllm-omni's engine",
@@ -55,7 +55,7 @@ knows is refused with a message that names both.
 
 def noted() -> dict[str, dict[str, str]]:
     """Environment -> package -> version."""
-    return json.loads(NOTES.read_text("utf-8")) if NOTES.exists() else {}
+    return {file.stem: json.loads(file.read_text("utf-8")) for file in NOTES.glob("*.json")}
 
 
 def result(log: Path) -> str:
@@ -72,15 +72,15 @@ def note(environment: str, python: Path, host: str | None, log: Path | None) -> 
     """Ask an environment for its versions, and keep them with the result."""
     names = ["torch", "diffusers", "transformers", PACKAGES.get(environment, "")]
     asked = subprocess.run(
-        [str(python), "-c", ASK, *filter(None, names)], check=True, capture_output=True, text=True
+        [str(python), "-c", ASK, *filter(None, names)], check=True, capture_output=True, encoding="utf-8"
     ).stdout
     found = json.loads(asked) | {"on": date.today().isoformat(), "result": "passed" if log is None else result(log)}
     if host:
         found["host"] = host
     elif name := PACKAGES.get(environment):
         found["host"] = f"{name} {found[name]}"
-    NOTES.parent.mkdir(exist_ok=True)
-    NOTES.write_text(json.dumps(noted() | {environment: found}, indent=2) + "\n", "utf-8")
+    NOTES.mkdir(parents=True, exist_ok=True)
+    (NOTES / f"{environment}.json").write_text(json.dumps(found, indent=2) + "\n", "utf-8")
 
 
 def rows() -> dict[str, str]:

@@ -1,25 +1,26 @@
-"""Whose code runs in this context: a pipeline's call, or a callback that a caller of the pipeline has given.
+"""Whose code runs: a pipeline's call, a callback that its caller has given, or a loop of a user's own.
 
-Pipelines share denoisers and schedulers (`from_pipe`), which do not know their callers. While reuse is enabled
-anywhere, the `__call__` of every diffusers pipeline therefore names itself here, and a session reads the name.
+Pipelines share denoisers and schedulers (`from_pipe`), which do not know their callers. A pipeline with reuse names
+itself when it is called, and so does a callback. If nobody has named himself, the stack of this thread shows whether
+the call of a diffusers pipeline without reuse runs.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-from omnireuse.hooks.interception import ClassInterception, intercept, intercept_class
+from omnireuse.hooks.interception import intercept
 
-__all__ = ["CALLERS", "CallerWatch", "callbacks_aside", "calling", "foreign_caller", "in_callback", "is_called_by"]
+__all__ = ["CALLERS", "call_back", "callbacks_aside", "calling", "is_called_by", "pipeline_without_reuse"]
 
 _BASES = (
     ("diffusers.pipelines.pipeline_utils", "DiffusionPipeline"),
@@ -42,17 +43,12 @@ def calling(who: Any) -> Iterator[None]:
         CALLERS.reset(token)
 
 
-def in_callback() -> AbstractContextManager[None]:
-    """Within it, a callback runs: its calls of a pipeline's parts are its own."""
-    return calling(_CALLBACK)
-
-
 def is_called_by(pipeline: Any) -> bool:
     """True if the code that runs is this pipeline's, or a loop of a user's own.
 
     A pipeline that is one of this pipeline's parts (Stable Cascade's prior and decoder) calls for it. A callback does
     not, nor does any other pipeline. For an object that cannot be called, as around a bare denoiser, every pipeline
-    calls.
+    without reuse calls.
     """
     callers = CALLERS.get()
     if not callable(pipeline):
@@ -62,13 +58,37 @@ def is_called_by(pipeline: Any) -> bool:
             return True
         if who is _CALLBACK or not any(value is who for value in getattr(pipeline, "__dict__", {}).values()):
             return False
-    return not callers
+    return not callers and pipeline_without_reuse() is None
 
 
-def foreign_caller() -> Any | None:
-    """The pipeline whose call runs; None in a callback and in a loop of a user's own."""
+def pipeline_without_reuse() -> str | None:
+    """The class of the diffusers pipeline without reuse whose call runs; None if there is none.
+
+    Cost: a look at the name of each function on the stack, up to a callback's.
+    """
     callers = CALLERS.get()
-    return callers[-1] if callers and callers[-1] is not _CALLBACK else None
+    if callers and callers[-1] is not _CALLBACK:
+        return None  # A pipeline with reuse has named itself.
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not call_back.__code__:
+        if frame.f_code.co_name == "__call__" and (found := _pipeline_of(frame.f_code)) is not None:
+            return found
+        frame = frame.f_back
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _pipeline_of(code: types.CodeType) -> str | None:
+    """The diffusers pipeline whose `__call__` this is; None for other code."""
+    left = [getattr(sys.modules.get(module), name, None) for module, name in _BASES]
+    while left:
+        if (cls := left.pop()) is None:
+            continue
+        own = vars(cls).get("__call__")
+        if own is not None and getattr(inspect.unwrap(own), "__code__", None) is code:
+            return str(cls.__name__)
+        left += cls.__subclasses__()
+    return None
 
 
 After = Callable[[Sequence[str]], None]
@@ -91,16 +111,14 @@ def callbacks_aside(
             if not callable(value) or isinstance(value, (type, torch.nn.Module)):
                 return value
             if any(isinstance(vars(cls).get("__call__"), types.FunctionType) for cls in type(value).__mro__):
-                stack.callback(intercept(value, _called, {"__call__": functools.partial(_called, after)}).undo)
+                stack.callback(intercept(value, call_back, {"__call__": functools.partial(call_back, after)}).undo)
                 return value
-            if isinstance(value, functools.partial) and value.func is _called:
-                _, value = value.args  # of the same call, at the pipeline's class: to be named once
-            return functools.update_wrapper(functools.partial(_called, after, value), value)
+            return functools.update_wrapper(functools.partial(call_back, after, value), value)
 
         yield tuple(map(aside, args)), {name: aside(value) for name, value in kwargs.items()}
 
 
-def _called(after: After | None, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+def call_back(after: After | None, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Call a callback, which is named while it runs; then tell `after` what it has changed."""
     # A function that is given no tensors by name, as the last argument, is no callback at a step's end.
     before = _seen(args[-1]) if after is not None and args and isinstance(args[-1], dict) else None
@@ -132,76 +150,3 @@ def _changed(before: Mapping[str, tuple[Any, int | None]], result: Any) -> list[
         )
         changed += [] if is_same else [name]
     return changed
-
-
-class CallerWatch:
-    """The `__call__` of every diffusers pipeline names its caller, as long as somebody watches."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._watchers = 0
-        self._classes: dict[type, ClassInterception] = {}
-        self._bases: list[tuple[Any, Any]] = []
-        """Base classes whose subclasses are seen when they are made, and what stood in that place."""
-
-    def begin(self) -> None:
-        """Start to watch, for one more watcher."""
-        with self._lock:
-            self._watchers += 1
-            self.look()
-
-    def look(self) -> None:
-        """Watch the pipelines of a module that was imported since."""
-        with self._lock:
-            for module, name in _BASES:
-                base = getattr(sys.modules.get(module), name, None)
-                if base is not None and all(base is not known for known, _ in self._bases):
-                    self._watch_subclasses(base)
-                    for cls in _with_subclasses(base):
-                        self._watch(cls)
-
-    def end(self) -> None:
-        """Stop to watch, for one watcher. The last one restores every class."""
-        with self._lock:
-            self._watchers -= 1
-            if self._watchers:
-                return
-            for base, before in self._bases:
-                if before is None:
-                    del base.__init_subclass__
-                else:
-                    base.__init_subclass__ = before
-            for interception in self._classes.values():
-                interception.undo()
-            self._bases.clear()
-            self._classes.clear()
-
-    def _watch_subclasses(self, base: Any) -> None:
-        before = vars(base).get("__init_subclass__")
-
-        def made(cls: type[Any], /, **kwargs: Any) -> None:
-            if before is None:
-                super(base, cls).__init_subclass__(**kwargs)
-            else:
-                before.__get__(None, cls)(**kwargs)
-            with self._lock:
-                if self._watchers:
-                    self._watch(cls)
-
-        base.__init_subclass__ = classmethod(made)
-        self._bases.append((base, before))
-
-    def _watch(self, cls: Any) -> None:
-        if "__call__" in vars(cls) and cls not in self._classes:
-            self._classes[cls] = intercept_class(cls, "__call__", _called_by)
-
-
-def _called_by(proceed: Callable[..., Any], pipeline: Any, *args: object, **kwargs: object) -> Any:
-    with calling(pipeline), callbacks_aside(args, kwargs) as (given, named):
-        return proceed(*given, **named)
-
-
-def _with_subclasses(base: Any) -> Iterator[Any]:
-    yield base
-    for cls in base.__subclasses__():
-        yield from _with_subclasses(cls)

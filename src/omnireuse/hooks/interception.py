@@ -22,12 +22,10 @@ import torch
 from omnireuse.errors import UnsupportedModelError
 
 __all__ = [
-    "ClassInterception",
     "Handler",
     "Interception",
     "compiled_call",
     "intercept",
-    "intercept_class",
     "is_bypassed",
     "is_optimized",
 ]
@@ -87,36 +85,6 @@ def intercept(
     except BaseException:
         interception.undo()
         raise
-    return interception
-
-
-class ClassInterception:
-    """A handler of one method of all instances of a class, until `undo`."""
-
-    def __init__(self, dispatcher: _Dispatcher, handler: Handler) -> None:
-        self._dispatcher, self.handler = dispatcher, handler
-
-    def undo(self) -> None:
-        """Take the handler away. Idempotent."""
-        with _lock:
-            self._dispatcher.remove_for_all(self)
-
-
-def intercept_class(cls: type, name: str, handler: Handler) -> ClassInterception:
-    """Route the calls of a method that this class defines through a handler, for every instance.
-
-    Args:
-        cls: has the method among its own attributes.
-        name: of the method.
-        handler: ``handler(proceed, instance, *args, **kwargs)``, outside of all interceptions of single instances.
-
-    Raises:
-        UnsupportedModelError: a class that cannot be changed.
-    """
-    with _lock:
-        dispatcher = _dispatcher_of(cls, name)
-        interception = ClassInterception(dispatcher, handler)
-        dispatcher.for_all.append(interception)
     return interception
 
 
@@ -247,8 +215,6 @@ class _Dispatcher:
         self._definer, self._name = definer, name
         self._original = vars(definer)[name]
         self._layers: dict[int, tuple[_Layer, ...]] = {}
-        self.for_all: list[ClassInterception] = []
-        """Interceptions of every instance."""
         self._method = self._make()
         try:
             setattr(definer, name, self._method)
@@ -257,7 +223,7 @@ class _Dispatcher:
         _dispatchers.append(self)
 
     def _make(self) -> Callable[..., Any]:
-        original, layers, for_all, name = self._original, self._layers, self.for_all, self._name
+        original, layers, name = self._original, self._layers, self._name
 
         @functools.wraps(original)
         def method(self: Any, *args: object, **kwargs: object) -> Any:
@@ -266,8 +232,6 @@ class _Dispatcher:
                 interception = layer.interception()
                 if interception is not None and layer.receiver() is self:
                     proceed = functools.partial(interception.handlers[name], proceed)
-            for each in for_all:
-                proceed = functools.partial(each.handler, proceed, self)
             return proceed(*args, **kwargs)
 
         return method
@@ -309,14 +273,8 @@ class _Dispatcher:
                 self._layers.pop(key, None)
             self._leave_unused()
 
-    def remove_for_all(self, interception: ClassInterception) -> None:
-        """Remove this interception of every instance."""
-        if interception in self.for_all:
-            self.for_all.remove(interception)
-        self._leave_unused()
-
     def _leave_unused(self) -> None:
-        if self._layers or self.for_all:
+        if self._layers:
             return
         if self.is_outermost:
             setattr(self._definer, self._name, self._original)
@@ -336,9 +294,5 @@ def _dispatcher_for(receiver: object, name: str) -> _Dispatcher:
     definer = _definer(receiver, name)
     if definer is None:
         raise UnsupportedModelError(f"{type(receiver).__name__}.{name} is no method of its class: nothing to intercept")
-    return _dispatcher_of(definer, name)
-
-
-def _dispatcher_of(definer: Any, name: str) -> _Dispatcher:
     known = next((each for each in _dispatchers if each.is_for(definer, name)), None)
     return _Dispatcher(definer, name) if known is None else known

@@ -20,7 +20,7 @@ import torch
 
 from omnireuse.base.validation import field_error, is_whole
 from omnireuse.errors import StateError, UnsupportedModelError
-from omnireuse.hooks.callers import CallerWatch, callbacks_aside, calling, foreign_caller
+from omnireuse.hooks.callers import callbacks_aside, calling, pipeline_without_reuse
 from omnireuse.hooks.clock import Asked, Begin
 from omnireuse.hooks.denoisers import check_agreement, parameters_of, unwrapped
 from omnireuse.hooks.extension import ByCalls, Extension, PipelineCall
@@ -47,7 +47,6 @@ _lock = threading.RLock()
 _open: weakref.WeakSet[Session] = weakref.WeakSet()
 _kept: set[Session] = set()
 """Those whose pipelines are held weakly."""
-_watch = CallerWatch()
 
 
 def session_of(pipeline: Any) -> Session | None:
@@ -100,10 +99,6 @@ class Session(Live):
         """The region that `_kind` names; None if nothing is intercepted."""
         self._kind = ""
         self._on_pipeline: Interception | None = None
-        _watch.begin()
-        # A session that its denoisers hold is collected with them, and not closed.
-        self._unwatch = weakref.finalize(self, _watch.end)
-        self._unwatch.atexit = False
         self._is_open = True
         try:
             self._refresh()
@@ -179,7 +174,6 @@ class Session(Live):
         if self._on_pipeline is not None:
             self._on_pipeline.undo()
             self._on_pipeline = None
-        self._unwatch()
 
     def expect(self, num_inference_steps: int | None) -> None:
         """Drop this thread's state; the next run has so many steps, if known, unless a scheduler says otherwise.
@@ -277,13 +271,11 @@ class Session(Live):
     def _run_of(self, loop: Loop, asked: Asked) -> Run | None:
         """The run that a denoiser call belongs to; None for a call that belongs to none."""
         if not self._is_caller():
-            if (caller := foreign_caller()) is not None:
-                kind = type(caller).__name__
-                if session_of(caller) is None:
-                    self._said.say(
-                        f"{kind} shares a denoiser with the {self._name} that reuse is enabled on (as after from_pipe),"
-                        " and reuses nothing itself; call omnireuse.enable on it, too"
-                    )
+            if (other := pipeline_without_reuse()) is not None:
+                self._said.say(
+                    f"{other} shares a denoiser with the {self._name} that reuse is enabled on (as after from_pipe),"
+                    " and reuses nothing itself; call omnireuse.enable on it, too"
+                )
             return None
         if loop.clock.scheduler is not None:
             check_agreement(self.strategy.policy, self._agreement, asked.module)
@@ -403,7 +395,6 @@ class Session(Live):
             UnsupportedModelError: no denoiser, or no scheduler if the region needs one, or parts that cannot be
                 intercepted.
         """
-        _watch.look()
         pipeline, parts = self.pipeline, self._parts
         is_anew = parts.have_other_denoisers(pipeline) or parts.are_bypassed
         if is_anew:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.hooks.callers import in_callback
+from omnireuse.hooks.callers import call_back
 from omnireuse.hooks.interception import intercept
 
 __all__ = ["Callback"]
@@ -59,8 +59,7 @@ class Callback:
         """Call the latest callback once more with copies of its latest arguments."""
         if self._latest is not None:
             function, args, kwargs = self._latest
-            with in_callback():
-                function(*pytree.tree_map(_cloned, args), **pytree.tree_map(_cloned, kwargs))
+            call_back(None, function, *pytree.tree_map(_cloned, args), **pytree.tree_map(_cloned, kwargs))
 
     def _called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         given = {name: value for each in args if isinstance(each, Mapping) for name, value in each.items()}

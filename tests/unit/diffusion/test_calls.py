@@ -323,34 +323,41 @@ def test_a_hook_on_a_bare_denoiser_serves_the_pipeline_that_calls_it(flux: Tiny)
     with apply_teacache_hook(flux.pipe.transformer, config) as handle:
         flux.run(steps=20)
         assert handle.summary().reused_calls > 0
-        assert handle.summary().calls_outside == 0
+        assert handle.summary().runs == 1
+        # Nobody tells a callback's call from the pipeline's here: each begins another run, and is computed.
         flux.run(steps=20, callback_on_step_end=callback)
-        assert handle.summary().calls_outside == 20
+        assert handle.summary().calls_outside == 0
+        assert handle.summary().runs > 20
     assert all(torch.equal(each, preview(flux.pipe, 50 + index)) for index, each in enumerate(seen))
 
 
-def test_classes_are_as_before_when_the_last_handle_ends(flux: Tiny) -> None:
-    classes = [FluxPipeline, FluxImg2ImgPipeline]
-    before = [vars(cls)["__call__"] for cls in classes]
+def test_no_class_but_that_of_the_pipeline_is_touched(flux: Tiny) -> None:
+    classes = FluxPipeline, FluxImg2ImgPipeline, DiffusionPipeline
+    before = [dict(vars(cls)) for cls in classes]
     other = TINY["flux"]()
     first, second = omnireuse.enable(flux.pipe, tune=False), omnireuse.enable(other.pipe, tune=False)
-    assert all(vars(cls)["__call__"] is not each for cls, each in zip(classes, before, strict=True))
+    assert vars(FluxPipeline)["__call__"] is not before[0]["__call__"]
+    assert [dict(vars(cls)) for cls in classes[1:]] == before[1:]
     first.disable()
     first.disable()
-    assert vars(FluxImg2ImgPipeline)["__call__"] is not before[1]
+    assert vars(FluxPipeline)["__call__"] is not before[0]["__call__"]
     second.disable()
-    assert [vars(cls)["__call__"] for cls in classes] == before
+    assert [dict(vars(cls)) for cls in classes] == before
 
 
-def test_a_class_that_is_made_after_enabling_names_its_caller(flux: Tiny) -> None:
-    with omnireuse.enable(flux.pipe, speedup=2, tune=False) as handle:
-
-        class Later(FluxPipeline):
+@pytest.mark.parametrize("is_early", [True, False])
+def test_the_calls_of_a_pipeline_of_ones_own_class_are_its_own(flux: Tiny, is_early: bool) -> None:
+    def other() -> Tiny:
+        class Own(FluxPipeline):
             def __call__(self, *args: Any, **kwargs: Any) -> Any:
                 return super().__call__(*args, **kwargs)
 
-        other = Later(**{**flux.pipe.components})
-        other.set_progress_bar_config(disable=True)
-        Tiny(other, flux.inputs).run(seed=5)
+        own = Own(**flux.pipe.components)
+        own.set_progress_bar_config(disable=True)
+        return Tiny(own, flux.inputs)
+
+    early = other() if is_early else None
+    with omnireuse.enable(flux.pipe, speedup=2, tune=False) as handle:
+        full = (early or other()).run(seed=5)
         assert (handle.summary().runs, handle.summary().calls_outside) == (0, 12)
-    assert "__init_subclass__" not in vars(DiffusionPipeline)
+    assert torch.equal(flux.run(seed=5), full)

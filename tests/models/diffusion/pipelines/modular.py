@@ -31,7 +31,8 @@ class Modular(Tiny):
     def run(self, *, steps: int = 6, seed: int = 0, **call: Any) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)
         given = {"num_inference_steps": steps, "generator": generator, **self.inputs(), **call}
-        state = self.pipe(**given)
+        with torch.compiler.set_stance("force_eager"):  # WanAnimate2 compiles its masks, for a minute
+            state = self.pipe(**given)
         latents = state.get("latents")
         if latents is None:
             latents = torch.cat(state.get("latent_chunks") or state.get("segment_frames"), dim=2)
