@@ -33,7 +33,7 @@ class Windows:
         self.are_several = self._are_lost = False
         self._first: dict[Hashable, list[torch.Tensor]] = defaultdict(list)
         """The latents of the first step, until the second one has shown them."""
-        self._begins: dict[Hashable, dict[int, int]] = defaultdict(dict)
+        self._begins: dict[Hashable, dict[int, int | torch.SymInt]] = defaultdict(dict)
         """Where each window of a name begins in memory, counted in values."""
 
     def move(self, step: int, name: Hashable, place: int, latents: torch.Tensor, *, is_again: bool) -> bool:
