@@ -91,7 +91,7 @@ def write_record(record: Row, folder: Path, name: str, *, quiet: bool = False) -
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"{name}.json"
     command = ("git", "describe", "--always", "--exclude=*", "--dirty=+")
-    revision = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True).stdout.strip()
+    revision = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, encoding="utf-8").stdout.strip()
     run = {"day": f"{datetime.now(timezone.utc):%Y-%m-%d}", "revision": revision or "unknown"}
     target.write_text(json.dumps({**record, "run": run}, indent=1), encoding="utf-8")
     if not quiet:

@@ -72,7 +72,7 @@ def note(environment: str, python: Path, host: str | None, log: Path | None) -> 
     """Ask an environment for its versions, and keep them with the result."""
     names = ["torch", "diffusers", "transformers", PACKAGES.get(environment, "")]
     asked = subprocess.run(
-        [str(python), "-c", ASK, *filter(None, names)], check=True, capture_output=True, text=True
+        [str(python), "-c", ASK, *filter(None, names)], check=True, capture_output=True, encoding="utf-8"
     ).stdout
     found = json.loads(asked) | {"on": date.today().isoformat(), "result": "passed" if log is None else result(log)}
     if host:

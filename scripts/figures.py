@@ -116,7 +116,7 @@ def _made(record: Record) -> str:
 
 
 def _git(*command: str) -> str:
-    return subprocess.run(("git", *command), cwd=TOP, capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run(("git", *command), cwd=TOP, capture_output=True, encoding="utf-8", check=True).stdout.strip()
 
 
 def _signed(value: float) -> str:

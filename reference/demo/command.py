@@ -145,7 +145,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
         caches = caches_for(case, folder, config)
         for path in earlier:
             path.unlink(missing_ok=True)
-        bar = progress.add_task("warm-up: full", total=generations(config.prompts, len(caches)), strip="")
+        bar = progress.add_task("full, to compare with", total=generations(config.prompts, len(caches)), strip="")
 
         def advance(name: str) -> None:
             progress.update(bar, advance=1, description=name)

@@ -65,8 +65,8 @@ class Cache:
 
 
 def generations(num_prompts: int, num_caches: int) -> int:
-    """How many pictures `compare_caches` generates after the first full runs, for a progress bar."""
-    return num_caches + num_prompts * (1 + 2 * num_caches)
+    """How often `compare_caches` calls `advance`, for a progress bar."""
+    return num_prompts + num_caches + num_prompts * (1 + 2 * num_caches)
 
 
 def compare_caches(
@@ -118,6 +118,7 @@ def compare_caches(
             )
 
         try:
+            harness.measure_full(lambda _: advance("full, to compare with"))
             for cache in caches:
                 harness.run(cache.setting(decisions, decided), 0)
                 if not decisions:

@@ -68,7 +68,7 @@ def make_svgs(folder: Path) -> Path:
         for hair, expression, beard, eyewear in product(HAIR, EXPRESSIONS, BEARDS, EYEWEAR)
     ]
     drawn = subprocess.run(
-        [node, SCRIPT.name], cwd=workshop, input=json.dumps(looks), capture_output=True, text=True, check=True
+        [node, SCRIPT.name], cwd=workshop, input=json.dumps(looks), capture_output=True, encoding="utf-8", check=True
     )
     target.write_text(drawn.stdout, encoding="utf-8")
     return target

@@ -42,7 +42,9 @@ def test_version(option: str, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_module_is_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "omnireuse", "--version"], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "omnireuse", "--version"], capture_output=True, encoding="utf-8", check=True
+    )
     assert done.stdout == f"omnireuse {omnireuse.__version__}\n"
 
 
@@ -86,7 +88,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys; from omnireuse.cli import main; main(['--help']); main(['calibrate', '--help']);"
         "print(sorted({'torch', 'diffusers', 'transformers', 'numpy', 'matplotlib'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -157,7 +159,7 @@ def test_shells_complete_commands_and_options(monkeypatch: pytest.MonkeyPatch) -
         for name, value in asked.items():
             monkeypatch.setenv(name, value)
         command = [sys.executable, "-m", "omnireuse"]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()
+        return subprocess.run(command, capture_output=True, encoding="utf-8", check=True).stdout.split()
 
     assert completed("omnireuse cal") == ["calibrate"]
     assert completed("omnireuse calibrate --fi") == ["--fit-prompts"]

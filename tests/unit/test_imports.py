@@ -46,7 +46,7 @@ SPECIFIED = {
 
 
 def said(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, encoding="utf-8", check=True)
     return done.stdout.strip()
 
 

@@ -40,7 +40,12 @@ def breaches(source: str) -> Iterator[str]:
             owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
             if owner == "os" and name in POSIX:
                 yield f"line {node.lineno}: os.{name}"
-            has_encoding = any(keyword.arg == "encoding" for keyword in node.keywords)
+            if owner == "os" and name == "rename":
+                yield f"line {node.lineno}: os.rename, which does not replace a file on Windows"
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            has_encoding = "encoding" in given
+            if given.keys() & {"text", "universal_newlines"} and owner == "subprocess" and not has_encoding:
+                yield f"line {node.lineno}: {name} of text without encoding"
             if owner and name in TEXT and not has_encoding and len(node.args) <= TEXT[name]:
                 yield f"line {node.lineno}: {name} without encoding"
             modes = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
@@ -73,6 +78,8 @@ def test_text_has_an_encoding_and_nothing_needs_posix() -> None:
         "import fcntl",
         "from resource import getrusage",
         "os.fork()",
+        "os.rename(part, target)",
+        "subprocess.run(command, text=True)",
     ],
 )
 def test_the_rule_sees(source: str) -> None:
@@ -89,6 +96,7 @@ def test_the_rule_sees(source: str) -> None:
         "path.open('wb')",
         "write_text(path, x)",
         "cache.open(pipe, 'group')",
+        "subprocess.run(command, text=True, encoding='utf-8')",
     ],
 )
 def test_the_rule_lets_pass(source: str) -> None:

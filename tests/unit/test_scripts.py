@@ -16,7 +16,7 @@ from tests import TOP
 def test_a_script_finds_nothing_to_change(name: str) -> None:
     command = [sys.executable, "-W", "ignore", str(TOP / "scripts" / f"{name}.py"), "--check"]
     with_top = {**os.environ, "PYTHONPATH": os.pathsep.join((str(TOP), os.environ.get("PYTHONPATH", "")))}
-    ran = subprocess.run(command, cwd=TOP, env=with_top, capture_output=True, text=True)
+    ran = subprocess.run(command, cwd=TOP, env=with_top, capture_output=True, encoding="utf-8")
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 

@@ -56,6 +56,7 @@ def check_method(
             settings = list(method.grid(harness))
         except UnsupportedModelError:
             return
+        harness.measure_full()
         assert settings, f"{name}: the grid must give at least one setting, or raise UnsupportedModelError"
         for setting in settings[:most]:
             assert isinstance(setting, Setting), f"{name}: the grid must give settings, got {type(setting).__name__}"

@@ -140,6 +140,7 @@ class Comparison(Record, frozen=True, kw_only=True):
         environment: versions and hardware.
         complete: False if it was interrupted.
         cases: at least one.
+        not_chosen: names of methods that were not asked for.
     """
 
     command: str
@@ -147,6 +148,7 @@ class Comparison(Record, frozen=True, kw_only=True):
     environment: dict[str, str]
     complete: bool
     cases: tuple[Case, ...]
+    not_chosen: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.cases:

@@ -344,7 +344,7 @@ def summary_html(summary: Summary, title: str = "") -> str:
     )
 
 
-COMPUTED, FORECAST = "#0f9b87", "#8b93a1"
+COMPUTED, FORECAST = "#0c7c6c", "#8b93a1"
 """Colours of steps."""
 
 

@@ -20,7 +20,7 @@ TOP = Path(__file__).parents[3]
 def test_ranks_decide_alike_and_make_the_picture_of_one(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "ignore", "-m", "tests.hosts.sglang.forked", str(tmp_path)]
     done = subprocess.run(
-        command, cwd=TOP, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, check=False
+        command, cwd=TOP, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, encoding="utf-8", check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = {file.stem: json.loads(file.read_text("utf-8")) for file in tmp_path.iterdir()}

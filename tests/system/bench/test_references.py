@@ -134,7 +134,7 @@ def test_what_cannot_be_measured_is_refused(asked: list[str], why: str) -> None:
 def test_kontext_keeps_at_true_size_what_its_shapes_say(tmp_path: Path) -> None:
     # In a process of its own: a device that torch knows stays known.
     command = [sys.executable, "-m", "bench", "references", "--parts", "memory", "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMNIREUSE_TUNE": "0"})
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", env=os.environ | {"OMNIREUSE_TUNE": "0"})
     assert done.returncode == 0, done.stderr
     rows = {row["model"]: row for row in json.loads((tmp_path / "references.json").read_text("utf-8"))["rows"]}
     # A key and a value of 4096 tokens and 3072 channels in 57 and in 60 attentions, in bfloat16.

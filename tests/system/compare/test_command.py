@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -189,14 +190,19 @@ def test_a_policy_is_compared_first_and_the_page_names_what_the_time_did_not_all
     command = [*asked, "--only", "speedup", "--method", "my_policy:EveryThird"]
     assert main([*command, "--minutes", "1"]) == 0
     said = capsys.readouterr()
-    assert "settings: 6, prompts: 1; a full run takes" in said.err
+    estimate = said.err.index("settings: 6, prompts: 1; a full run takes about")
+    assert estimate < said.err.index("full runs") < said.err.index("full runs, 1 of 1")
     assert "settings that are not measured: 5" in said.out
     (case,) = read_comparison(tmp_path / "out" / "compare.json").cases
     assert [(point.method, point.computed_steps) for point in case.points] == [
         ("EveryThird() in the default's place", 3)
     ]
     assert case.missing[0] == "omnireuse.enable(pipe, speedup=2.5, tune=False)", "the middle one comes first"
-    assert "5 settings are not measured" in (tmp_path / "out" / "compare.html").read_text("utf-8")
+    page = (tmp_path / "out" / "compare.html").read_text("utf-8")
+    assert "5 settings are not measured" in page
+    (left_out,) = re.findall("Left out by <code>--only</code>: (.*)[.] Without", page)
+    assert "TaylorSeer" in left_out
+    assert "speedup" not in left_out
     assert main(command) == 0
     (case,) = read_comparison(tmp_path / "out" / "compare.json").cases
     assert (len(case.points), case.missing) == (6, ())

@@ -23,7 +23,9 @@ def launch(ranks: int, *arguments: str, **variables: str) -> subprocess.Complete
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     command += ["-m", "tests.system.ranks.worker", *arguments]
     shown = os.environ | {"PYTHONFAULTHANDLER": "1"} | variables
-    return subprocess.run(command, cwd=TOP, env=shown, capture_output=True, text=True, timeout=LIMIT, check=False)
+    return subprocess.run(
+        command, cwd=TOP, env=shown, capture_output=True, encoding="utf-8", timeout=LIMIT, check=False
+    )
 
 
 def written(folder: Path, done: subprocess.CompletedProcess[str], ranks: int) -> list[dict[str, Any]]:

@@ -174,7 +174,7 @@ def test_a_type_checker_finds_the_same_mistakes(tmp_path: Path) -> None:
     file.write_text(GOOD + BAD, "utf-8")
     options = ["--strict", "--no-error-summary", "--config-file", str(TOP / "pyproject.toml")]
     command = [sys.executable, "-m", "mypy", *options, str(file)]
-    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=TOP, capture_output=True, encoding="utf-8", check=False)
     wrong = {int(line.split(":")[1]) for line in done.stdout.splitlines() if "error:" in line and file.name in line}
     first = GOOD.count("\n") + 1
     assert wrong == set(range(first, first + BAD.count("\n"))), done.stdout + done.stderr

@@ -131,7 +131,7 @@ def test_what_another_package_adds_is_found_by_name_and_keeps_the_contracts(tmp_
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: reuse-plugin\nVersion: 1.0\n", "utf-8")
     (info / "entry_points.txt").write_text(POINTS, "utf-8")
     program = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n" + textwrap.dedent(USE)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, encoding="utf-8", check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "found\n"
 

@@ -57,7 +57,6 @@ class Measured:
     picture: Picture
     seconds: float
     flops: float
-    calls: int
     kept_bytes: int
     peak_bytes: int | None
 
@@ -93,14 +92,15 @@ class Harness:
         journal: its figures are not measured again.
 
     Attributes:
-        full: pictures of the full run.
-        flops: of the full run of one prompt.
-        seconds: of the full run of one prompt, with the counting of its work.
+        probe: a picture of the first prompt in few steps.
+        seconds: of the full run of one prompt, as a few steps let expect, with the counting of its work.
         calls_per_step: calls of the denoiser in a step: 2 if branches come one after the other.
+        full: pictures of the full run, once it is measured.
+        flops: of the full run of one prompt, once it is measured.
 
     Raises:
         ConfigError: a journal that was made with another pipeline or other arguments.
-        StateError: a full run that is not finite or whose work cannot be counted.
+        StateError: a pipeline whose work cannot be counted; in `measure_full`, a full run that is not finite.
     """
 
     def __init__(self, workload: Workload, *, journal: Journal | None = None) -> None:
@@ -111,8 +111,7 @@ class Harness:
     def __enter__(self) -> Self:
         self._work = Work(self.workload.pipeline)
         try:
-            self.probe = self.workload.pictures([0], PROBE_STEPS, strict=True)[0]
-            self._begin()
+            self._probe()
         except BaseException:
             self._work.close()
             raise
@@ -121,8 +120,22 @@ class Harness:
     def __exit__(self, *_: object) -> None:
         self._work.close()
 
-    def _begin(self) -> None:
-        workload, journal = self.workload, self._journal
+    def _probe(self) -> None:
+        workload, journal, stamps = self.workload, self._journal, [now()]
+
+        def after_step(*given: Any) -> dict[str, Any]:
+            stamps.append(now())
+            return dict(given[-1])
+
+        extra = {"callback_on_step_end": after_step} if workload.accepts("callback_on_step_end") else {}
+        self.probe = workload.pictures([0], PROBE_STEPS, strict=True, **extra)[0]
+        whole = now() - stamps[0]
+        # The first step has also what is done once, such as encoding the prompt.
+        step = stamps[-1] - stamps[-2] if len(stamps) > PROBE_STEPS else whole / PROBE_STEPS
+        self.seconds = whole + (workload.steps - PROBE_STEPS) * step
+        self.calls_per_step = round(self._work.calls / PROBE_STEPS)
+        if not self._work.flops:
+            raise StateError(f"{workload.name}: no block of its denoiser runs, so its work cannot be counted")
         self._part = f"{workload.name}, {workload.steps} steps, guidance {workload.guidance:g}"
         if journal.path is not None:
             journal.check_setup(self._part, self._setup())
@@ -132,17 +145,13 @@ class Harness:
                 f"journal({self._part}): must be of this pipeline, got other pictures; choose another --out"
             )
         journal.add_picture(self._part, "probe", 0, self.probe)
-        self._full_rows = self._rows("full run", None)
+
+    def measure_full(self, advance: Callable[[int], None] = lambda _: None) -> None:
+        """Measure the full run of every prompt; `advance` is told after each how many there are."""
+        self._full_rows = self._rows("full run", None, advance)
         if not all(np.isfinite(picture).all() for picture in self.full):
-            raise StateError(f"{workload.name}: the full run is not finite; nothing can be compared with it")
-        one = journal.find(self._part, "one run", 0, list[float])
-        if one is None:
-            run = self.run(None, 0)
-            one = [run.flops, run.calls, run.seconds]
-            journal.add(self._part, "one run", 0, one)
-        if not one[0]:
-            raise StateError(f"{workload.name}: no block of its denoiser runs, so its work cannot be counted")
-        self.flops, self.calls_per_step, self.seconds = one[0], round(one[1] / workload.steps), one[2]
+            raise StateError(f"{self.workload.name}: the full run is not finite; nothing can be compared with it")
+        self.flops = self._full_rows[0].flops
 
     def _setup(self) -> dict[str, str]:
         """Influences on figures beside the setting."""
@@ -157,7 +166,7 @@ class Harness:
             "environment": str(environment()),
         }
 
-    def _rows(self, name: str, setting: Setting | None) -> list[_Row]:
+    def _rows(self, name: str, setting: Setting | None, advance: Callable[[int], None] = lambda _: None) -> list[_Row]:
         """The figures of every prompt; only what the journal lacks is run, and written there one by one.
 
         The full run fills `full`.
@@ -181,6 +190,7 @@ class Harness:
                 elif is_full and (picture := journal.find_picture(part, "picture", number)) is not None:
                     self.full.append(picture)
                 rows.append(row)
+                advance(len(rows))
         return rows
 
     def _worst(self, name: str) -> Path | None:
@@ -244,7 +254,6 @@ class Harness:
             picture=np.ascontiguousarray(made),
             seconds=seconds,
             flops=work.flops,
-            calls=work.calls,
             kept_bytes=max(kept, kept_now() or 0),
             peak_bytes=torch.cuda.max_memory_allocated() if on_cuda else None,
         )

@@ -24,7 +24,7 @@ from omnireuse.pipelines import Source
 from omnireuse_lab.compare.count import now
 from omnireuse_lab.compare.harness import Harness, Turn
 from omnireuse_lab.compare.journal import Journal
-from omnireuse_lab.compare.methods import chosen_methods, own_methods
+from omnireuse_lab.compare.methods import METHODS, chosen_methods, own_methods
 from omnireuse_lab.compare.methods.base import Method, Setting
 from omnireuse_lab.compare.table import answers_table, case_table
 from omnireuse_lab.compare.workload import Score, Workload, workloads_of
@@ -74,13 +74,15 @@ def compare(
         advance: called with what runs now, how many settings are done and how many there are.
         save: called with the case so far after every setting.
         minutes: no setting begins later; the middle setting of each method comes first. None measures all.
-        tell: called with an estimate of the time, once the full run is measured.
+        tell: called with an estimate of the time, before the full run is measured.
     """
-    advance("full run", 0, 0)
+    advance("a few steps, to estimate the time", 0, 0)
     with Harness(workload, journal=journal) as harness:
         points: list[Point] = []
-        left = list(settings_of(methods, harness))
-        tell(_estimate(len(left), len(workload.prompts), harness.seconds))
+        left, prompts = list(settings_of(methods, harness)), len(workload.prompts)
+        tell(_estimate(len(left), prompts, harness.seconds))
+        advance("full runs", 0, 0)
+        harness.measure_full(lambda done: advance(f"full runs, {done} of {prompts}", 0, 0))
         if minutes is not None:
             left = _middle_first(left)
         names, begun = [setting.call if isinstance(setting, Setting) else m.name for m, setting in left], now()
@@ -113,9 +115,10 @@ def _middle_first(settings: Sequence[tuple[Method, Any]]) -> list[tuple[Method, 
 
 
 def _estimate(settings: int, prompts: int, seconds: float) -> str:
-    most = settings * prompts * seconds
+    most = (1 + settings) * prompts * seconds
     shown = f"{most / 3600:.1f} hours" if most > 5400 else f"{most / 60:.0f} minutes" if most > 90 else f"{most:.0f} s"
-    return f"settings: {settings}, prompts: {prompts}; a full run takes {seconds:.1f} s: at most about {shown} in all"
+    asked = f"settings: {settings}, prompts: {prompts}"
+    return f"{asked}; a full run takes about {seconds:.1f} s: at most about {shown} in all"
 
 
 FILE = "compare.json"
@@ -211,7 +214,9 @@ def compare_pipeline(
     if progress:
         shown = f"{describe(workloads[0].pipeline)}; prompts: {len(prompts)}, methods: {len(chosen)}"
         tqdm.write(shown, file=sys.stderr)
-    return compare_all(workloads, chosen, file, timed=timed, minutes=minutes, command=command, progress=progress)
+    options: dict[str, Any] = {"timed": timed, "minutes": minutes, "command": command, "progress": progress}
+    left_out = [method.name for method in METHODS.values() if method not in chosen]
+    return compare_all(workloads, chosen, file, not_chosen=left_out, **options)
 
 
 def results_file(out: str | os.PathLike[str]) -> Path:
@@ -227,12 +232,13 @@ def compare_all(
     timed: int,
     command: str,
     minutes: float | None = None,
+    not_chosen: Sequence[str] = (),
     progress: bool = True,
 ) -> Comparison:
     """Compare on one workload after the other, and write `file` and its page after every setting.
 
     Every figure is kept beside the file. What is there already is not measured again, and figures of other methods
-    stay.
+    stay. The record names those of `not_chosen` that the file has no figures of.
     """
     created = datetime.now(timezone.utc).isoformat(timespec="seconds")
     earlier = _earlier(file)
@@ -242,6 +248,8 @@ def compare_all(
 
     def record(*, complete: bool) -> Comparison:
         head: dict[str, Any] = {"command": command, "created": created, "environment": environment(**place)}
+        there = {point.method for case in cases.values() for point in case.points}
+        head["not_chosen"] = tuple(name for name in not_chosen if name not in there)
         made = Comparison(**head, complete=complete, cases=tuple(cases.values()))
         write_comparison(made, file)
         write_page(made, file.with_suffix(".html"))
@@ -265,7 +273,7 @@ def compare_all(
             with tqdm(desc=title, unit=" settings", disable=not progress, file=sys.stderr) as bar:
 
                 def advance(doing: str, done: int, total: int, bar: Any = bar, title: str = title) -> None:
-                    bar.set_description_str(f"{title}: {doing}", refresh=False)
+                    bar.set_description_str(f"{title}: {doing}", refresh=not total)
                     if total and bar.total is None:
                         bar.reset(total=total)
                     bar.update(done - bar.n)

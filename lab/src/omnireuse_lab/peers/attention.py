@@ -27,7 +27,7 @@ def _faster_cache(subject: Subject) -> Iterator[Setting]:
             "spatial_attention_block_skip_range": skip,
             "spatial_attention_timestep_skip_range": (-1, bound),
             "is_guidance_distilled": not is_in_one_batch,
-            "tensor_format": "BCFHW" if subject.full[0].ndim == 4 else "BCHW",
+            "tensor_format": "BCFHW" if subject.probe.ndim == 4 else "BCHW",
         }
         yield diffusers_setting("FasterCacheConfig", options)
 

@@ -20,10 +20,10 @@ Kept: TypeAlias = "Callable[[], int | None]"
 
 
 class Subject(Protocol):
-    """The inputs of a grid: the workload, the pictures of its full run, and the denoiser's calls in a step."""
+    """The inputs of a grid: the workload, a picture of it in few steps, and the denoiser's calls in a step."""
 
     workload: Workload
-    full: list[Picture]
+    probe: Picture
     calls_per_step: int
 
 
@@ -55,8 +55,7 @@ class Method:
         key: the name that ``--only`` takes.
         name: for people.
         family: "ours", "peer" (another library's cache) or "baseline" (no cache).
-        grid: its settings for a subject whose full run has been measured. It raises `UnsupportedModelError` if the
-            method does not serve the workload.
+        grid: its settings for a subject. It raises `UnsupportedModelError` if the method does not serve the workload.
         extra: the optional dependency that it needs; "" for none.
         version: of its code, if figures of an earlier version may be kept.
     """
