@@ -29,7 +29,8 @@ from omnireuse.hooks.denoisers import adapter_scales, adapters_of, model_name, p
 from omnireuse.hooks.interception import Handler, MethodCall
 from omnireuse.hooks.parts import Guided, Parts
 from omnireuse.hooks.regions.cuts import Cuts
-from omnireuse.hooks.run import Chooser, DenoiserCall, Layout, Region, Run
+from omnireuse.hooks.run import MOST_CALLS_A_STEP, Chooser, DenoiserCall, Layout, Region, Run
+from omnireuse.hooks.windows import WINDOW
 from omnireuse.loop.conditions import Seen
 from omnireuse.loop.events import FellBack, Hooks
 from omnireuse.loop.generation import layout_of
@@ -43,8 +44,6 @@ __all__ = ["Live", "Loop", "SeveralOutputsError", "StepRegion", "kinds_of", "nex
 logger = logging.getLogger("omnireuse")
 
 _ABSENT = object()
-MOST_CALLS_A_STEP = 64
-"""Far more than any guidance needs: a step with more calls is one whose end is not known."""
 
 
 class SeveralOutputsError(UnsupportedModelError):
@@ -149,28 +148,28 @@ class Live(ABC):
             loop.asked += 1
             if run.calls > MOST_CALLS_A_STEP:
                 self._end()
-                self._inert.no_step_ended(MOST_CALLS_A_STEP)
                 return call.make()
             if loop.companions.are_called:
                 call = loop.companions.denoise(run, call)
             conditions, held = run.conditions, run.conditions.held.get((index, branch))
             given, options, layout, is_held = form_of(model, call, index, loop.companions.scales, held)
             asks = run.calls == 1 and (not run.step or loop.call is None or run.is_touched)
-            if asks or not is_held or conditions.latest != run.changed_at:
+            if asks or not is_held or conditions.latest != run.changed_at or run.windows.are_several:
                 marks = adapters_of(model) if asks else {}
-                self._look(loop, run, (index, branch), {} if is_held else given, marks)
+                asked = Asked(module, index, given_name, call.args, call.kwargs)
+                self._look(loop, run, asked, branch, {} if is_held else given, marks)
             if run.changed_at:
                 layout = layout._replace(conditions=run.changed_at)
-            asked = DenoiserCall(
+            found = DenoiserCall(
                 call.proceed, call.args, call.kwargs, run, model, name, index, branch, order, given, options, layout
             )
             try:
                 if torch.is_grad_enabled():
-                    asked.refuse_gradients()
+                    found.refuse_gradients()
                 try:
-                    return run.region.call(asked)
+                    return run.region.call(found)
                 except SeveralOutputsError as error:
-                    return self._forecast_calls(run, error).call(asked)
+                    return self._forecast_calls(run, error).call(found)
             except BaseException:
                 self._end()
                 raise
@@ -183,14 +182,25 @@ class Live(ABC):
         run = loop.run
         if run is None or not ((callers and callers[-1] is self._pipeline()) or self._is_caller()):
             return call.make()
+        args, kwargs = call.args, dict(call.kwargs)
+        run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
+        due, given = loop.clock.due, values.get("timestep")
+        # By its address, as a loop over the scheduler's timesteps hands it on.
+        is_due = type(given) is torch.Tensor and given.ndim == 0 and given.data_ptr() == due.get(run.step)
+        if not is_due and loop.clock.is_made_again(run, given):
+            self._compute_from_here(
+                "computing every step of a loop of windows",
+                f"the scheduler of the {self._name} is stepped several times at one timestep, as loops of windows do "
+                "(panoramas): every step is computed, since a forecast must not mix outputs of two windows",
+            )
+            return call.make()
         if not run.calls:
             if self._parts.have_other_denoisers(self._pipeline()):
-                self.emit(FellBack("computing every step"))
-                self._said.say(
+                self._compute_from_here(
+                    "computing every step",
                     f"the denoiser of the {self._name} was replaced in mid-run: its other steps are computed, since a "
-                    "forecast must not mix outputs of two models"
+                    "forecast must not mix outputs of two models",
                 )
-                self._end()
                 return call.make()
             # The pipeline goes on with what the step before has given (Cosmos 1.0).
             result = call.make()
@@ -198,11 +208,6 @@ class Live(ABC):
             return result
         region = run.region
         try:
-            args, kwargs = call.args, dict(call.kwargs)
-            run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
-            due, given = loop.clock.due, values.get("timestep")
-            # By its address, as a loop over the scheduler's timesteps hands it on.
-            is_due = type(given) is torch.Tensor and given.ndim == 0 and given.data_ptr() == due.get(run.step)
             moved = None if is_due else loop.clock.moved_to(run, given)
             # The first step was computed, and what it has given belongs to another step.
             if moved is None or run.step:
@@ -229,21 +234,34 @@ class Live(ABC):
         return result
 
     def _look(
-        self, loop: Loop, run: Run, branch: Hashable, given: Mapping[str, Any], marks: Mapping[str, Hashable]
+        self, loop: Loop, run: Run, asked: Asked, branch: str, given: Mapping[str, Any], marks: Mapping[str, Hashable]
     ) -> None:
-        """Find out whether inputs of a call have changed, or what marks the weights and adapters of its model."""
-        conditions, step, others = run.conditions, run.step, loop.companions
+        """Find out whether inputs of a call have changed, or its window, or what marks the weights and adapters of its
+        model."""
+        conditions, step, others, key = run.conditions, run.step, loop.companions, (asked.denoiser, branch)
         run.is_touched = run.is_touched and not marks
         for what, value in marks.items():
             if conditions.told.get(what) != value:
                 conditions.tell(step, what, value)
         if given:
-            conditions.look(branch, step, given, others.made if others.are_called else ())
+            conditions.look(key, step, given, others.made if others.are_called else ())
+        if (step < 2 or run.windows.are_several) and asked.latents is not None:
+            name, of_name, of_all = asked.branch, run.branches, run.orders
+            place = (of_name[asked.denoiser, name] if name else of_all[asked.denoiser]) - 1
+            is_again = loop.clock.is_again(run, conditions.held.get(key, ()))
+            if run.windows.move(step, (asked.denoiser, name), place, asked.latents, is_again=step == 1 and is_again):
+                conditions.change(step, [WINDOW])
         if (latest := conditions.latest) != run.changed_at:
             run.changed_at = latest
             names = ", ".join(name for name, steps in conditions.changes.items() if steps[-1] == latest)
             logger.info("step %d is computed, and what was remembered is dropped: %s changed", latest, names)
             self.emit(FellBack(f"computing after a change of {names}"))
+
+    def _compute_from_here(self, what: str, why: str) -> None:
+        """Reuse nothing in the rest of the loop; say why, once for each text."""
+        self.emit(FellBack(what))
+        self._said.say(why)
+        self._end()
 
     def emit(self, event: Any) -> None:
         """Hand an event to the hooks."""

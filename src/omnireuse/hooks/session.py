@@ -283,7 +283,9 @@ class Session(Live):
         run, clock = loop.run, loop.clock
         found = clock.move(run, asked, is_watched=is_watched, expected=self._expected, taken=taken)
         if isinstance(found, Begin):
-            return self._begin(found, () if asked.latents is None else tuple(asked.latents.shape))
+            run = self._begin(found, () if asked.latents is None else tuple(asked.latents.shape))
+            run.has_times = asked.has_times
+            return run
         if run is None or found is None:
             return None
         for _ in range(found):
@@ -365,6 +367,8 @@ class Session(Live):
             self.emit(FellBack("forecasts of the raw output"))
         for what in generation.fallbacks:
             self.emit(FellBack(what))
+        if run.has_no_end_of_steps and run.has_times:
+            self.emit(FellBack("computing every step of frames with timesteps of their own"))
         is_complete = is_complete or run.is_over()
         broken = run.first_broken() if is_complete else None
         # If timesteps alone tell the steps, the last one ends when another run begins.

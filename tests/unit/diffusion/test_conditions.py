@@ -178,12 +178,6 @@ def test_a_picture_whose_conditions_change_is_not_measured(what: str, cache: obj
         assert not any(each.reused for each in handle.events if each.run == 1 and each.step == SWITCH)
 
 
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.delenv("OMNIREUSE_TUNE", raising=False)
-    monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path))
-
-
 def test_a_request_of_a_wave_computes_after_a_change_of_its_own_and_the_others_do_not() -> None:
     engine, (one, other) = Engine(), (request(name, "half", STEPS, seed) for seed, name in enumerate("ab"))
     one.prompt, other.prompt = torch.ones(3), torch.ones(3)
