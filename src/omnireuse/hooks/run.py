@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.hooks.denoisers import parameters_of
+from omnireuse.hooks.interception import MethodCall
 from omnireuse.hooks.windows import Windows
 from omnireuse.loop.branch_state import refuse_gradients
 from omnireuse.loop.conditions import Conditions
@@ -243,8 +244,8 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DenoiserCall:
-    """One call of a denoiser within a run: `proceed(*args, **kwargs)` computes it.
+class DenoiserCall(MethodCall):
+    """One call of a denoiser within a run; `make` computes its output.
 
     Attributes:
         run: which it belongs to.
@@ -265,9 +266,6 @@ class DenoiserCall:
     denoiser: int
     branch: str
     order: int
-    proceed: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
     arguments: Mapping[str, Any]
     options: Hashable
     layout: Layout
@@ -290,11 +288,7 @@ class DenoiserCall:
             signal=signal,
         )
 
-    def compute(self) -> Any:
-        """The denoiser's output."""
-        return self.proceed(*self.args, **self.kwargs)
-
-    def compute_with(self, arguments: Mapping[str, Any]) -> Any:
+    def make_with(self, arguments: Mapping[str, Any]) -> Any:
         """The denoiser's output for other values of its `arguments`, spelled as in this call."""
         positional = list(self.arguments)[: len(self.args)]
         return self.proceed(*map(arguments.get, positional), **{name: arguments[name] for name in self.kwargs})
@@ -341,7 +335,7 @@ class DenoiserCall:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All tensors among the arguments."""
-        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
+        return [value for value in self.values if isinstance(value, torch.Tensor)]
 
     def refuse_gradients(self) -> None:
         """Raise if autograd is on and the output would carry gradients, whether it will be computed or not.

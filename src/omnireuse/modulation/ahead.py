@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from omnireuse.hooks.interception import intercept
+from omnireuse.hooks.interception import MethodCall, intercept
 from omnireuse.modulation.call import NOW, Call
 from omnireuse.modulation.rows import Rows
 from omnireuse.modulation.table import Key, Table
@@ -161,14 +161,14 @@ def _run_to(path: list[nn.Module], call: Call, bound: inspect.BoundArguments, fi
         The module and what was found, or None.
     """
 
-    def handler(module: nn.Module, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def handler(module: nn.Module, made: MethodCall) -> Any:
         if NOW.call is call:  # not another thread
             try:
-                raise _Reached((module, find([each for each in (*args, *kwargs.values()) if is_token_free(each)])))
+                raise _Reached((module, find([each for each in made.values if is_token_free(each)])))
             except ValueError:
                 if module is path[-1]:
                     raise _Reached(None) from None
-        return proceed(*args, **kwargs)
+        return made.make()
 
     with ExitStack() as stack:
         for module in path:
