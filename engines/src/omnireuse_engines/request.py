@@ -24,12 +24,12 @@ from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse.tuning.tuner import HostTuner
 from omnireuse_engines.host import warn_once
+from omnireuse_engines.modulation import MODULATION
 from omnireuse_engines.settings import KEY
 
 __all__ = [
     "COUNTED",
     "METRICS",
-    "MODULATION",
     "PROMPTS",
     "STRATEGY",
     "TUNING_WORK",
@@ -51,8 +51,6 @@ PROMPTS = f"{KEY}_prompts"
 share them."""
 TUNING_WORK = f"{KEY}_tuning_runs"
 """Key of the work of tuning since the last request, in full runs, for the counters alone."""
-MODULATION = f"{KEY}_modulation"
-"""Beginning of the figures of a cache of modulation, for the counters alone."""
 COUNTED = (PROMPTS, TUNING_WORK, MODULATION)
 """Beginnings of the figures that no response has."""
 TUNING_STATES = ("measured", "untuned", "tuned")

@@ -26,6 +26,7 @@ from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.store import Store
 from omnireuse_engines.host import is_switched_off
+from omnireuse_engines.modulation import Modulation
 
 __all__ = ["KEY", "RequestSettings", "ServerSettings", "options_in"]
 
@@ -116,6 +117,7 @@ class ServerSettings:
     ``"request_targets": ["speedup"]`` are the targets that requests may name. Without them requests are free.
 
     ``"tune": false`` measures nothing, and a number is how many pictures are measured at most (`enable`).
+    ``"modulation": true`` computes what sees only the timestep once; with "cpu" or "disk" its weights leave the device.
 
     Args:
         place: where they were written down, for errors.
@@ -124,7 +126,7 @@ class ServerSettings:
 
     def __init__(self, options: Mapping[str, Any], *, place: str, further: tuple[str, ...] = ()) -> None:
         cache = ("backend", *CACHE_OPTIONS) if "backend" in options else ("backend",)
-        known = (*TARGETS, "profile", "tune", *LIMITS, *cache, *further)
+        known = (*TARGETS, "profile", "tune", "modulation", *LIMITS, *cache, *further)
         for name in options:
             if name not in known:
                 raise UnknownNameError(f"option of {place} for omnireuse", name, known)
@@ -136,6 +138,7 @@ class ServerSettings:
         self._check_limits()
         self.tune: bool | int | None = self.options.pop("tune", None)
         self._check_tune()
+        self.modulation = Modulation(self.options.pop("modulation", False), place=place)
         self._profile: Profile | None = None
         self._plans: OrderedDict[Target, RequestPlan] = OrderedDict()
 

@@ -109,7 +109,8 @@ class Ahead:
             before = key.value.table if isinstance(key.value, Key) else None
             with self._cache.brought_in(key.table, missing.device):
                 for NOW.call, outputs in zip(calls, steps, strict=True):
-                    outputs[key.table] = key.table.module(outputs[before])
+                    output = key.table.module(outputs[before])
+                    outputs[key.table] = output[0] if key.table.tail else output
         for each in calls:
             call.filled += each.filled
             call.known.reads += each.known.reads

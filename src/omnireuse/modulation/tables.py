@@ -199,11 +199,14 @@ class Tables:
             call.hits.append(key)
         else:
             output = self._compute(table, made)
-            if type(output) is not torch.Tensor:
+            tensor, *tail = output if type(output) is tuple and output else (output,)
+            if type(tensor) is not torch.Tensor or any(each is not None for each in tail):
+                self._cache.bypass("output", table.name)
                 return output
-            row = self._keep(call, key, output)
+            table.tail = (*tail,)
+            row = self._keep(call, key, tensor)
         call.known.note(row.output, key)
-        return row.output
+        return (row.output, *table.tail) if table.tail else row.output
 
     def _compute(self, table: Table, made: MethodCall) -> Any:
         if not table.weights.away:
@@ -229,7 +232,9 @@ class Tables:
             return
         rows: dict[Kept, dict[str, torch.Tensor]] = {}
         for key, row in self._cache.rows.snapshot().items():
-            if isinstance(key, Key) and key.table in self._tables and key.epoch == key.table.epoch and key.table.kept:
+            if not isinstance(key, Key) or key.table not in self._tables or key.table.tail:
+                continue
+            if key.epoch == key.table.epoch and key.table.kept:
                 rows.setdefault(key.table.kept, {})[key.table.kept.name_of(key)] = row.output
         self._cache.count(saved=sum(kept.save(each) for kept, each in rows.items()))
 
@@ -430,7 +435,8 @@ def _reason_against(module: nn.Module, x: torch.Tensor) -> str:
         return "hooks"
     if "forward" in own and "_hf_hook" not in own and not _HOOKS.issuperset(_hooks_of(own)):
         return "replaced"
-    return "sharded" if any(hasattr(each, "device_mesh") for each in module.parameters()) else ""
+    is_sharded = own.get("tp_size", 1) > 1 or any(hasattr(each, "device_mesh") for each in module.parameters())
+    return "sharded" if is_sharded else ""
 
 
 def _hooks_of(own: Mapping[str, Any]) -> Iterable[str]:

@@ -34,7 +34,7 @@ def test_pictures_have_the_bits_of_an_engine_without_it(tiny_qwen: Path, steps: 
     with running_engine(tiny_qwen, **common, **options) as engine:
         for _ in range(2):
             assert all(map(torch.equal, pictures(engine), plain))
-        found = runner_of(engine).cache_backend.modulation.details()
+        found = runner_of(engine).cache_backend.settings.modulation.cache.details()
         assert found["reused"] > found["computed"] > 0
         assert (found["released_bytes"] > 0) == (not steps)
         scale(engine, "transformer", 0.75)

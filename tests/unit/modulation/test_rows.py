@@ -256,6 +256,44 @@ def test_a_whole_model_compiled_after_release_gets_its_weights_back(how: str) ->
     torch._dynamo.reset()
 
 
+class EngineLinear(nn.Linear):
+    """Returns a bias that is to be added, or None, beside its output, as layers of engines do."""
+
+    tp_size = 1
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return super().forward(x), None
+
+
+class EngineBlock(Block):
+    def forward(self, tokens: torch.Tensor, temb: torch.Tensor) -> torch.Tensor:
+        shift, scale, gate = self.linear(temb)[0][:, None].chunk(3, -1)
+        return tokens + gate * self.mix(tokens * (1 + scale) + shift)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_layers_of_engines_are_served_on_one_rank(ranks: int, tmp_path: Any) -> None:
+    models = Denoiser([2, 2], 64), Denoiser([2, 2], 64)
+    for model in models:
+        for block in model.blocks:
+            block.__class__, block.linear.__class__ = EngineBlock, EngineLinear
+            block.linear.tp_size = ranks
+    plain, cached = models
+    cache = omnireuse.install_modulation_cache(cached, release="disk", outside=tmp_path)
+    assert cache is not None
+    for prompt in (0, 0, 1, 0):
+        assert equal(run(plain, prompt), run(cached, prompt))
+    found = cache.details()
+    kept = [each for each in cache.tables[0].projections if "blocks" in each.name]
+    if ranks == 1:
+        assert len(kept) == found["released"] == 2
+        assert found["saved"] == 0  # a record has one tensor for each row
+    else:
+        assert not kept
+        assert found["bypassed_sharded"]
+
+
 class Loaded(nn.Parameter):
     """A parameter with attributes of its own, as servers have."""
 

@@ -36,7 +36,7 @@ def _server(result: Any, server_args: Any) -> None:
 def _built(result: Any, server_args: Any) -> None:
     """A worker has loaded its pipeline."""
     kinds = {cls.__name__ for cls in type(result).__mro__}
-    REUSE.announce(result, is_native="DiffusersPipeline" not in kinds)
+    REUSE.announce(result, server_args, is_native="DiffusersPipeline" not in kinds)
 
 
 def _admission(params: Any, pipeline_config: Any) -> None:
@@ -46,6 +46,7 @@ def _admission(params: Any, pipeline_config: Any) -> None:
 
 def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server_args: Any, **kwargs: Any) -> Any:
     """A request's denoising loop on one of SGLang's own pipelines."""
+    REUSE.follow(ctx.scheduler)
     if batch.is_warmup:
         return original(stage, ctx, batch, server_args, **kwargs)
     wanted = REUSE.wanted(batch, cache_dit=stage._cache_dit_requested_for_batch(batch))

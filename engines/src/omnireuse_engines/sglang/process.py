@@ -19,7 +19,14 @@ from omnireuse.profiles.conditions import read_weights_anew
 from omnireuse.tuning.loops import OFF, LoopTuner, RequestPlan
 from omnireuse_engines.host import check_host, warn_once
 from omnireuse_engines.ranks import has_ranks, measures
-from omnireuse_engines.request import COUNTED, STRATEGY, RequestReuse, count_request, figures_of, work_figures
+from omnireuse_engines.request import (
+    COUNTED,
+    STRATEGY,
+    RequestReuse,
+    count_request,
+    figures_of,
+    work_figures,
+)
 from omnireuse_engines.settings import KEY, RequestSettings, ServerSettings, options_in
 from omnireuse_engines.sglang.loop import StageLoop
 from omnireuse_engines.whole import WholeRequests
@@ -50,6 +57,14 @@ TESTED = ("0.5.23",)
 """Releases of SGLang that the tests run in."""
 
 
+class _Parts:
+    """What the cache of modulation asks of a native pipeline."""
+
+    def __init__(self, pipeline: Any) -> None:
+        self.transformer, self.transformer_2 = map(pipeline.get_module, ("transformer", "transformer_2"))
+        self.scheduler: Any = None
+
+
 class Process:
     """Reuse in one process of SGLang.
 
@@ -65,6 +80,7 @@ class Process:
         self._replicas = 1
         self._whole: WeakKeyDictionary[Any, WholeRequests] = WeakKeyDictionary()
         self._tuner: LoopTuner | None = None
+        self._parts: _Parts | None = None
 
     @property
     def settings(self) -> ServerSettings:
@@ -109,10 +125,11 @@ class Process:
             whole.forget()
         if self._tuner is not None:
             self._tuner.forget()
+        self.settings.modulation.forget()
         logger.info("omnireuse looks for plans anew: weights were replaced")
 
-    def announce(self, pipeline: Any, *, is_native: bool) -> None:
-        """Say once which pipeline is served."""
+    def announce(self, pipeline: Any, server_args: Any, *, is_native: bool) -> None:
+        """Say once which pipeline is served, and keep its modulation if the server was asked to."""
         if is_native and "profile" in self.settings.options:
             raise ConfigError(
                 f"{VARIABLE}(profile=…): a profile is made of a pipeline of diffusers, and {type(pipeline).__name__} "
@@ -120,6 +137,17 @@ class Process:
             )
         said = ", ".join(f"{name}={value}" for name, value in self.settings.options.items()) or "default"
         self.settings.announce(pipeline, said, asked_in=FIELD)
+        if self.settings.modulation.is_asked and server_args.dit_layerwise_offload:
+            raise ConfigError(
+                f"{VARIABLE}(modulation=…): --dit-layerwise-offload moves the same weights; leave one of the two out"
+            )
+        self._parts = _Parts(pipeline) if is_native else None
+        self.settings.modulation.install(self._parts or pipeline.diffusers_pipe)
+
+    def follow(self, scheduler: Any) -> None:
+        """A loop of a native pipeline begins with this scheduler."""
+        if self._parts is not None:
+            self._parts.scheduler = scheduler
 
     def admit(self, params: Any) -> None:
         """Refuse the settings of a request that cannot be met."""
@@ -191,6 +219,7 @@ class Process:
         """Report the reuse of a request: in the log, in its metrics, and among the counters of a server that
         exposes them (``--enable-metrics``), if SGLang has made those of this rank."""
         self.served += 1
+        figures = figures | self.settings.modulation.figures()
         if import_module("sglang.multimodal_gen.runtime.observability.metrics").get_metrics() is not None:
             count_request(figures, wanted.kind)
         computed, reused = (int(figures[f"{KEY}_steps_{did}"]) for did in ("computed", "reused"))

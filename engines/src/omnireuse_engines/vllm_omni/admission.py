@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.base.environment import switch_of
 from omnireuse.errors import ConfigError, StateError, WrongTypeError
 from omnireuse.tuning.loops import RequestPlan
 from omnireuse_engines.ranks import RankSizes, deciding_group, has_ranks, refuse_undecidable
@@ -39,28 +38,19 @@ class OmniSettings(ServerSettings):
     """The settings of the server: a target, a profile, or neither for the default.
 
     ``"prompt_cache": 32`` keeps the embeddings of so many prompts. ``"prompt_store": "redis://host:6379/0"`` shares
-    them between workers. ``"modulation": true`` computes what sees only the timestep once; with "cpu" or "disk"
-    its weights leave the device.
+    them between workers.
 
     Args:
         cache_config: a mapping, or vllm-omni's `DiffusionCacheConfig`.
     """
 
     def __init__(self, cache_config: Any) -> None:
-        super().__init__(_given(cache_config), place=PLACE, further=("prompt_cache", "prompt_store", "modulation"))
+        super().__init__(_given(cache_config), place=PLACE, further=("prompt_cache", "prompt_store"))
         if self.options.get("backend") == "cache_dit":
             raise ConfigError(
                 "--cache-config(backend='cache_dit'): vllm-omni has cache-dit built in; start the server with "
                 "--cache-backend cache_dit, or give backend='db_cache', which takes the same options"
             )
-        modulation = self.options.pop("modulation", False)
-        is_away = modulation in ("cpu", "disk")
-        if not is_away and switch_of(modulation) is None:
-            raise ConfigError(
-                f'{PLACE}(modulation={modulation!r:.60}): modulation must be true, false, "cpu" or "disk"'
-            )
-        self.modulation = is_away or bool(switch_of(modulation))
-        self.release: Literal["cpu", "disk"] | None = modulation if is_away else None
         self.prompt_store = self.options.pop("prompt_store", None)
         self.prompt_cache = self.options.pop("prompt_cache", None if self.prompt_store is None else 32)
         if self.prompt_store is not None and not isinstance(self.prompt_store, str):

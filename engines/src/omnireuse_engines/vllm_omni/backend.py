@@ -11,13 +11,12 @@ from typing import Any
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, bump_epoch, install_prompt_embed_cache
 from omnireuse.errors import ConfigError, OmniReuseError
-from omnireuse.modulation.cache import ModulationCache, install_modulation_cache
 from omnireuse.profiles.conditions import read_weights_anew
 from omnireuse.prompts.cache import PromptCacheOptions
 from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse_engines.ranks import has_ranks
-from omnireuse_engines.request import MODULATION, PROMPTS, figures_of, work_figures
+from omnireuse_engines.request import PROMPTS, figures_of, work_figures
 from omnireuse_engines.settings import KEY, RequestSettings
 from omnireuse_engines.vllm_omni.admission import (
     PLACE,
@@ -48,8 +47,6 @@ class Backend:
         self.waves: Waves | None = None
         self.prompts: PromptEmbedCache | None = None
         """The cache of prompt embeddings, if the server asked for one."""
-        self.modulation: ModulationCache | None = None
-        """The cache of what sees only the timestep, if the server asked for one."""
         self._told: Counter[str] = Counter()
         self._pipeline: Any = None
         self._whole = WholeRequests(self.settings)
@@ -80,7 +77,7 @@ class Backend:
         if getattr(getattr(pipeline, "od_config", None), "step_execution", False):
             refuse_pipeline(pipeline)
         self._cache_prompts()
-        self._cache_modulation()
+        self.settings.modulation.install(self._pipeline)
         self.enabled = True
         self.settings.announce(self._pipeline, plan.name, asked_in=f"extra_args[{KEY!r}]")
 
@@ -104,15 +101,6 @@ class Backend:
             )
         beside = "" if store is None else ", and shares them in Redis"
         logger.info("omnireuse keeps the embeddings of %d prompts%s", self.settings.prompt_cache, beside)
-
-    def _cache_modulation(self) -> None:
-        if not self.settings.modulation:
-            return
-        self.modulation = install_modulation_cache(self._pipeline, release=self.settings.release)
-        if self.modulation is None:
-            raise ConfigError(f"{PLACE}(modulation=True): {type(self._pipeline).__name__} has no linear layers")
-        where = "stay on the device" if self.settings.release is None else f"go to {self.settings.release}"
-        logger.info("omnireuse computes what sees only the timestep once; its weights %s", where)
 
     def begin(self, requests: Sequence[Any]) -> None:
         """Prepare for a batch of whole requests, which share every step.
@@ -157,8 +145,7 @@ class Backend:
             self.waves.forget()
         if self.prompts is not None:
             bump_epoch(self._pipeline)
-        if self.modulation is not None:
-            self.modulation.forget()
+        self.settings.modulation.forget()
         logger.info("omnireuse looks for plans and prompts anew: %s may have written weights", method)
 
     def cache_figures(self) -> dict[str, float]:
@@ -168,11 +155,8 @@ class Backend:
         if self.prompts is not None:
             done = {"computed": self.prompts.misses, "reused": self.prompts.hits, "bypassed": self.prompts.bypassed}
             now.update({f"{PROMPTS}_{action}": number for action, number in done.items()})
-        if self.modulation is not None:
-            details = self.modulation.details()
-            now.update({f"{MODULATION}_{action}": details[action] for action in ("computed", "reused")})
         new, self._told = now - self._told, now
-        return {name: float(number) for name, number in new.items()}
+        return {name: float(number) for name, number in new.items()} | self.settings.modulation.figures()
 
     def serve_waves(self, pipeline: Any, sub_batch: Any) -> None:
         """Stand before the pipeline's `denoise_step`. Idempotent."""
