@@ -50,13 +50,13 @@ CLOSURES = {
 }
 ROWS = (
     Row("enable, files", 49, 62),
-    Row("enable, lines", 9_268, 10_500),
+    Row("enable, lines", 9_264, 10_500),
     Row("its keywords, files", 118, 100),
     Row("its keywords, lines", 19_976, 15_000),
     Row("Generation, files", 18, 20),
     Row("Generation, lines", 3_129, 2_800),
     Row("Session, files", 33, 35),
-    Row("Session, lines", 6_788, 5_500),
+    Row("Session, lines", 6_784, 5_500),
     Row("circles, top level", 0, 0),
     Row("circles of files", 0, 0),
     Row("packages in circles", 0, 0),
