@@ -49,7 +49,7 @@ class EncodeCall:
         self._surveys: dict[str, Survey] = {}
         self._scopes: dict[PromptKey, Scope] = {}
         self._states: dict[Scope, tuple[View, tuple[int, ...], State]] = {}
-        self.writes = Writes(lambda paths: this()._now(paths))  # type: ignore[union-attr]  # it calls
+        self.writes = Writes(self)
         self._num_missed, self._has_warned = 0, False
         self._last_missed: View | None = None
         self._pipeline, self._original = weakref.ref(pipeline, lambda _: _close(this())), original
@@ -148,15 +148,9 @@ class EncodeCall:
             UnkeyableError: something can change unseen.
         """
         look = self.look()
-        ran: dict[str, Survey] = {}
-        for path in scope.ran:
-            if (module := look.module(path)) is not None:
-                ran[path] = self.survey(path, module)
-        for stray in scope.strays:
-            if (module := stray()) is not None:
-                path = self.path_of_stray(module)
-                ran[path] = self.survey(path, module)
-        return View(look, ran)
+        found = [(path, look.module(path)) for path in scope.ran]
+        found += [(self.path_of_stray(module), module) for stray in scope.strays if (module := stray()) is not None]
+        return View(look, {path: self.survey(path, module) for path, module in found if module is not None})
 
     def state(self, scope: Scope, view: View) -> State:
         """The state of a view. If weights changed, the entries of the old ones are dropped: they never come back."""
@@ -220,7 +214,7 @@ class EncodeCall:
         finally:
             self.writes.end()
 
-    def _now(self, paths: Iterable[str]) -> View:
+    def view_of(self, paths: Iterable[str]) -> View:
         """A view with these modules that ran, strays among them."""
         known = self._surveys
         strays = [weakref.ref(module) for path in paths if path in known and (module := known[path].value) is not None]

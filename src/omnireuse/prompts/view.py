@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -152,11 +152,11 @@ class Writes:
     Each call notes what is there before it ends, so what differs while no call goes on was written by others.
 
     Args:
-        view: gives a view of now with the modules of these paths.
+        call: the `EncodeCall` whose pipeline is looked at; held weakly.
     """
 
-    def __init__(self, view: Callable[[Iterable[str]], View]) -> None:
-        self._view = view
+    def __init__(self, call: Any) -> None:
+        self._call = weakref.ref(call)
         self._lock = threading.Lock()
         self._left: dict[tuple[str, str], Any] = {}
         self._others: dict[tuple[str, str], int] = {}
@@ -207,10 +207,11 @@ class Writes:
                 self._left[each], self._others[each] = now[each], self._others.get(each, 0) + 1
 
     def _now(self) -> dict[tuple[str, str], Any]:
-        if not self._left:
+        call = self._call()
+        if not self._left or call is None:
             return {}
         try:
-            return self._contents(self._view({root for _, root in self._left if root}))
+            return self._contents(call.view_of({root for _, root in self._left if root}))
         except UnkeyableError:  # the call itself says so
             return {}
 
