@@ -64,7 +64,7 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 57, 50),
-    Row("lines of src", 29_930, 22_500),
+    Row("lines of src", 29_948, 22_500),
     Row("lines of lab", 4_957, 4_500),
     Row("lines of engines", 8_395, 7_500),
     Row("callables", 90, 60),
