@@ -57,7 +57,7 @@ _NO_SCHEDULER_STEP = Explanation(
 _TIMES = Explanation(
     "times",
     "each frame has a timestep of its own, and the scheduler makes no step of all frames (diffusion forcing)",
-    "take fewer steps to save time: one forecast for a step would mix noise levels",
+    "if all frames share them (ar_step=0), call handle.advance() in a callback of each step, with region='call'",
 )
 FEW = 8
 """A run that computes a smaller share of its steps than one in so many gets a word."""

@@ -169,20 +169,34 @@ def test_a_panorama_whose_windows_have_schedulers_of_their_own_is_computed(
     assert caplog.text.count("stepped several times at one timestep, as loops of windows do") == 1
 
 
+def forcing() -> Tiny:
+    made = video.PIPELINES["skyreels_v2"]()
+    pipe = diffusers.SkyReelsV2DiffusionForcingPipeline(**made.pipe.components)
+    pipe.set_progress_bar_config(disable=True)
+    frames = {"prompt": None, "num_frames": 9, "base_num_frames": 9}
+    return Tiny(pipe, lambda **given: made.inputs(**given) | frames)
+
+
 @pytest.mark.parametrize(("how", "lag"), [("tuned", 0), ("default", 2), ("call", 2)])
 def test_diffusion_forcing_is_computed_and_named(
     how: str, lag: int, cache: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = video.PIPELINES["skyreels_v2"]()
-    tiny = Tiny(diffusers.SkyReelsV2DiffusionForcingPipeline(**made.pipe.components), made.inputs)
-    tiny.pipe.set_progress_bar_config(disable=True)
-    frames = {"prompt": None, "ar_step": lag, "num_frames": 9, "base_num_frames": 9}
-    full = tiny.run(steps=6, **frames)
+    tiny = forcing()
+    full = tiny.run(ar_step=lag)
     with omnireuse.enable(tiny.pipe, **HOW[how]) as handle:
-        assert torch.equal(tiny.run(steps=6, **frames), full)
+        assert torch.equal(tiny.run(ar_step=lag), full)
         assert handle.summary().fallbacks == {"computing every step of frames with timesteps of their own": 1}
     assert "each frame has a timestep of its own" in caplog.text
     assert "nobody calls scheduler.step" not in caplog.text
+
+
+def test_diffusion_forcing_whose_frames_share_their_timesteps_is_served_when_a_callback_says_so() -> None:
+    tiny = forcing()
+    full, plain = tiny.run(steps=8, ar_step=0), tiny.run(steps=4, ar_step=0)
+    with omnireuse.enable(tiny.pipe, **HOW["call"]) as handle:
+        served = tiny.run(steps=8, ar_step=0, callback_on_step_end=lambda *_: handle.advance() or {})
+    assert error(served, full) < error(plain, full)
+    assert (handle.summary().steps, handle.summary().reused_calls) == (8, 6)
 
 
 # --- windows alone
