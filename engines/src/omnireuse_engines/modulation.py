@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Any, Literal
+from typing import Literal
 
 from omnireuse.base.environment import switch_of
 from omnireuse.errors import ConfigError
@@ -38,7 +38,7 @@ class Modulation:
             raise ConfigError(f'{place}(modulation={given!r:.60}): modulation must be true, false, "cpu" or "disk"')
         self.is_asked = bool(self._release or switch)
 
-    def install(self, pipeline: Any) -> None:
+    def install(self, pipeline: object) -> None:
         """Serve this pipeline."""
         if not self.is_asked:
             return

@@ -26,7 +26,7 @@ def test_pictures_have_the_bits_of_a_server_without_it(
     with monkeypatch.context() as patch:
         patch.setenv("OMNIREUSE_SGLANG", '{"default": "off", "modulation": "disk"}')
         server_args(**options)
-        REUSE.announce(server.pipeline, server.args, is_native=is_native)
+        REUSE.announce(server.pipeline, is_native=is_native, moves_layers=False)
         cache = REUSE.settings.modulation.cache
         for _ in range(2):
             assert torch.equal(server.calls(0, 3)[0], want[3])

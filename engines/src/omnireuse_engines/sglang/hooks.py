@@ -36,7 +36,8 @@ def _server(result: Any, server_args: Any) -> None:
 def _built(result: Any, server_args: Any) -> None:
     """A worker has loaded its pipeline."""
     kinds = {cls.__name__ for cls in type(result).__mro__}
-    REUSE.announce(result, server_args, is_native="DiffusersPipeline" not in kinds)
+    is_native = "DiffusersPipeline" not in kinds
+    REUSE.announce(result, is_native=is_native, moves_layers=bool(server_args.dit_layerwise_offload))
 
 
 def _admission(params: Any, pipeline_config: Any) -> None:

@@ -60,9 +60,9 @@ TESTED = ("0.5.23",)
 class _Parts:
     """What the cache of modulation asks of a native pipeline."""
 
-    def __init__(self, pipeline: Any) -> None:
-        self.transformer, self.transformer_2 = map(pipeline.get_module, ("transformer", "transformer_2"))
-        self.scheduler: Any = None
+    def __init__(self, transformer: object, transformer_2: object) -> None:
+        self.transformer, self.transformer_2 = transformer, transformer_2
+        self.scheduler: object = None
 
 
 class Process:
@@ -128,8 +128,12 @@ class Process:
         self.settings.modulation.forget()
         logger.info("omnireuse looks for plans anew: weights were replaced")
 
-    def announce(self, pipeline: Any, server_args: Any, *, is_native: bool) -> None:
-        """Say once which pipeline is served, and keep its modulation if the server was asked to."""
+    def announce(self, pipeline: Any, *, is_native: bool, moves_layers: bool) -> None:
+        """Say once which pipeline is served, and keep its modulation if the server was asked to.
+
+        Args:
+            moves_layers: whether SGLang moves the weights of each layer by itself.
+        """
         if is_native and "profile" in self.settings.options:
             raise ConfigError(
                 f"{VARIABLE}(profile=…): a profile is made of a pipeline of diffusers, and {type(pipeline).__name__} "
@@ -137,14 +141,14 @@ class Process:
             )
         said = ", ".join(f"{name}={value}" for name, value in self.settings.options.items()) or "default"
         self.settings.announce(pipeline, said, asked_in=FIELD)
-        if self.settings.modulation.is_asked and server_args.dit_layerwise_offload:
+        if self.settings.modulation.is_asked and moves_layers:
             raise ConfigError(
                 f"{VARIABLE}(modulation=…): --dit-layerwise-offload moves the same weights; leave one of the two out"
             )
-        self._parts = _Parts(pipeline) if is_native else None
+        self._parts = _Parts(*map(pipeline.get_module, ("transformer", "transformer_2"))) if is_native else None
         self.settings.modulation.install(self._parts or pipeline.diffusers_pipe)
 
-    def follow(self, scheduler: Any) -> None:
+    def follow(self, scheduler: object) -> None:
         """A loop of a native pipeline begins with this scheduler."""
         if self._parts is not None:
             self._parts.scheduler = scheduler
