@@ -96,7 +96,8 @@ class UnknownNameError(ConfigError):
     ) -> None:
         self.kind, self.given, self.known, self.hint = kind, given, tuple(sorted(known)), hint
         self.listed = self.known if listed is None else tuple(listed)
-        near = difflib.get_close_matches(str(given), self.known, n=1, cutoff=0.5) if self.suggests else []
+        longer = [name for name in self.known if name.endswith(f"_{given}")]
+        near = longer or difflib.get_close_matches(str(given), self.known, n=1, cutoff=0.5) if self.suggests else []
         parts = [f"unknown {kind} {given!r}"]
         if near:
             parts.append(f"did you mean {near[0]!r}?")
