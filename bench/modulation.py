@@ -5,7 +5,7 @@
 `pipelines`: every tiny pipeline, its share of weights with a table and whether pictures keep their bits. `sizes`: true
 shapes without data; which layers have tables is known from the tiny model of the class. `blocks`: two blocks of true
 size in bfloat16 on the CPU. `groups`: the same with group offload by block, its link throttled to `--link` GB/s: real
-copies, and a wait for what the link would have taken longer. `gpu` needs CUDA: Qwen-Image of true size.
+copies, and the time that the link would have taken longer. `gpu` needs CUDA: Qwen-Image of true size.
 """
 
 from __future__ import annotations
@@ -64,9 +64,8 @@ SIZED = {
 STEPS = (4, 8, 28, 50)
 PARTS = ("pipelines", "sizes", "blocks", "groups", "gpu")
 GIB = 2**30
-PAIRS = 2
-NEW = (3, 4)
-"""Steps of schedules that are new."""
+RATIOS = ("again", "new_schedule")
+PAIRS = 3
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -194,7 +193,7 @@ class Peak(threading.Thread):
 
 
 def measure_blocks(name: str, options: argparse.Namespace) -> Row:
-    """Memory, and time in pairs: of a call, and of a new schedule, with the cache and without, one after the other."""
+    """Memory, and processor time in pairs: of a picture and of one with a new schedule, with the cache and without."""
     plain, row = two_blocks(name), {}
     for release in (None, "disk"):
         before = private_bytes()
@@ -205,59 +204,74 @@ def measure_blocks(name: str, options: argparse.Namespace) -> Row:
             sampler.timed(options.steps)
         gc.collect()
         held = private_bytes() - before
-        pairs = [(plain.timed(options.steps), sampler.timed(options.steps)) for _ in range(PAIRS)]
+        both = (plain, sampler)
+        again = [[picture_seconds(each, _sigmas(options.steps, 0)) for each in both] for _ in range(PAIRS + 1)][1:]
         with Peak() as peak:
-            new = [[sum(each.timed(steps)) for each in (plain, sampler)] for steps in NEW]
-        final = [each.run(options.steps, lambda _step: nullcontext()) for each in (plain, sampler)]
+            new = [[picture_seconds(each, _sigmas(options.steps, which)) for each in both] for which in (1, 2)]
+        final = [each.run(options.steps, lambda _step: nullcontext()) for each in both]
         row[str(release)] = {
-            "call_ms": [median([step for pair in pairs for step in pair[way]]) for way in (0, 1)],
-            "call": statistics.median(sum(cached) / sum(without) for without, cached in pairs),
-            "new_schedule": statistics.median(cached / without for without, cached in new),
+            "step_ms": [median([seconds[way] / options.steps for seconds in again]) for way in (0, 1)],
+            "again": [round(cached / without, 3) for without, cached in again],
+            "new_schedule": [round(cached / without, 3) for without, cached in new],
             "memory": {"without": full, "held": held, "peak": peak.num_bytes - before},
+            "tables": cache.details()["num_bytes"],
             "released": cache.details()["released_bytes"],
             "brought_in": cache.details()["brought_in"],
             "projections": cache.details()["projections"],
             "equal": torch.equal(*final),
         }
         cache.close()
-        del sampler, cache
+        del sampler, both, cache
         gc.collect()
     return row
 
 
+def _sigmas(steps: int, which: int) -> list[float]:
+    """A schedule that shares no step with another `which` below 9."""
+    return [1 - (step + which / 10 + 0.05) / steps for step in range(steps)]
+
+
+def picture_seconds(sampler: Sampler, sigmas: list[float]) -> float:
+    """Processor time of a picture: others use the machine as well."""
+    began = time.process_time()
+    sampler.scheduler.set_timesteps(sigmas=sigmas)
+    sampler.denoise(sampler.scheduler.timesteps, lambda _step: nullcontext())
+    return time.process_time() - began
+
+
 def measure_groups(name: str, options: argparse.Namespace) -> Row:
-    """Time of a step with group offload by block, and the bytes that it streams."""
-    row: Row = {"link": options.link}
-    onload = ModuleGroup.onload_
-    streamed = [0]
+    """Time of a step with group offload by block, in pairs, and the bytes that it streams. Time is the processor's and
+    that of the link, which nobody sits out: others use the machine as well."""
+    onload, streamed, waited = ModuleGroup.onload_, 0, 0.0
 
     def throttled(group: Any) -> None:
-        """Copies, and waits until the link would be done."""
-        began = time.perf_counter()
+        """Copies, and what the link would have taken longer."""
+        nonlocal streamed, waited
+        began = time.process_time()
         parameters = [p for module in group.modules for p in module.parameters()] + list(group.parameters)
-        for each in parameters:
-            each.data = each.data.clone()
-        num_bytes = sum(each.nbytes for each in parameters)
-        streamed[0] += num_bytes
+        num_bytes = sum(each.data.clone().nbytes for each in parameters)
         onload(group)
-        time.sleep(max(0.0, num_bytes / (options.link * 1e9) - (time.perf_counter() - began)))
+        streamed += num_bytes
+        waited += max(0.0, num_bytes / (options.link * 1e9) - (time.process_time() - began))
 
-    for way in ("without", "cpu"):
-        sampler = two_blocks(name)
-        cpu = torch.device("cpu")
-        sampler.transformer.enable_group_offload(cpu, cpu, "block_level", num_blocks_per_group=1)
-        cache = None if way == "without" else installed(sampler, release="cpu")
-        with mock.patch.object(ModuleGroup, "onload_", throttled):
-            sampler.timed(options.steps)
-            sampler.timed(options.steps)
-            streamed[0] = 0
-            seconds = sampler.timed(options.steps) + sampler.timed(options.steps)
-        row[way] = {"step_ms": median(seconds), "streamed": streamed[0] / len(seconds)}
-        if cache is not None:
-            row[way]["released"] = cache.details()["released_bytes"]
-            cache.close()
-        del sampler, cache
-        gc.collect()
+    samplers = {way: two_blocks(name) for way in ("without", "cpu")}
+    cpu = torch.device("cpu")
+    for each in samplers.values():
+        each.transformer.enable_group_offload(cpu, cpu, "block_level", num_blocks_per_group=1)
+    cache = installed(samplers["cpu"], release="cpu")
+    row: Row = {"link": options.link} | {way: {"step_ms": []} for way in samplers}
+    for _ in range(2):
+        samplers["cpu"].timed(options.steps)
+    with mock.patch.object(ModuleGroup, "onload_", throttled):
+        for _ in range(PAIRS):
+            for way, sampler in samplers.items():
+                streamed = 0
+                row[way]["step_ms"] += [
+                    round(1000 * each) for each in sampler.timed(options.steps, lambda: time.process_time() + waited)
+                ]
+                row[way]["streamed"] = streamed / options.steps
+    row["cpu"]["released"] = cache.details()["released_bytes"]
+    cache.close()
     return row
 
 
@@ -305,18 +319,24 @@ def show(rows: list[Row], console: Console) -> None:
             f"× {row['guided']:.0f}",
         )
     console.print(table)
-    headings = ("call, of without", "new schedule", "GiB without", "held", "peak of a new schedule", "bits equal")
+    headings = ("step, of without", "new schedule", "GiB without", "held", "peak of a new schedule", "bits equal")
     table = new_table("Two blocks on the CPU", "model", "release", *headings)
     for row in of["blocks"]:
         for way in ("None", "disk"):
             each = row[way]
             gib = (f"{each['memory'][when] / GIB:.2f}" for when in ("without", "held", "peak"))
-            table.add_row(
-                row["model"], way, f"{each['call']:.2f}", f"{each['new_schedule']:.2f}", *gib, str(each["equal"])
-            )
+            ratios = (f"{statistics.median(each[which]):.2f} ({spread(each[which])})" for which in RATIOS)
+            table.add_row(row["model"], way, *ratios, *gib, str(each["equal"]))
     console.print(table)
-    table = new_table("Group offload", "model", "way", "ms a step", "GiB streamed a step")
+    table = new_table("Group offload", "model", "way", "ms a step", "least to most", "GiB streamed a step")
     for row in of["groups"]:
         for way in ("without", "cpu"):
-            table.add_row(row["model"], way, f"{row[way]['step_ms']:.0f}", f"{row[way]['streamed'] / GIB:.2f}")
+            seconds = row[way]["step_ms"]
+            cells = f"{statistics.median(seconds):.0f}", f"{min(seconds)} to {max(seconds)}"
+            table.add_row(row["model"], way, *cells, f"{row[way]['streamed'] / GIB:.2f}")
     console.print(table)
+
+
+def spread(ratios: list[float]) -> str:
+    """The least and the most."""
+    return f"{min(ratios):.2f} to {max(ratios):.2f}"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import torch.distributed as dist
 
 from omnireuse.front import enable
 from omnireuse.handle import Handle
-from omnireuse.hooks.interception import Interception, intercept
+from omnireuse.hooks.interception import Interception, MethodCall, intercept
 from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.events import RequestBegan
 from omnireuse.pipelines.call_arguments import Calls
@@ -80,9 +79,9 @@ class WholeRequests:
         if (tuner := session.extension(Tuner)) is not None:
             tuner.calls = calls
 
-        def forward(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def forward(call: MethodCall) -> Any:
             is_own = self._handle is None or not self._handle.enabled or session.is_in_call
-            return proceed(*args, **kwargs) if is_own else session.called(proceed, *args, **kwargs)
+            return call.make() if is_own else session.called(call)
 
         return intercept(session.pipeline, self, {"forward": forward})
 

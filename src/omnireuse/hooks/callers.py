@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.hooks.interception import intercept
+from omnireuse.hooks.interception import MethodCall, intercept
 
 __all__ = ["CALLERS", "call_back", "callbacks_aside", "calling", "is_called_by", "pipeline_without_reuse"]
 
@@ -107,11 +107,14 @@ def callbacks_aside(
 
     with ExitStack() as stack:
 
+        def called(call: MethodCall) -> Any:
+            return call_back(after, call.proceed, *call.args, **call.kwargs)
+
         def aside(value: Any) -> Any:
             if not callable(value) or isinstance(value, (type, torch.nn.Module)):
                 return value
             if any(isinstance(vars(cls).get("__call__"), types.FunctionType) for cls in type(value).__mro__):
-                stack.callback(intercept(value, call_back, {"__call__": functools.partial(call_back, after)}).undo)
+                stack.callback(intercept(value, call_back, {"__call__": called}).undo)
                 return value
             return functools.update_wrapper(functools.partial(call_back, after, value), value)
 

@@ -9,7 +9,7 @@ nobody ends, a step ends when a call comes with another timestep, or with other 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, Literal, NamedTuple
@@ -59,9 +59,14 @@ class Asked(NamedTuple):
     @property
     def latents(self) -> torch.Tensor | None:
         """The first tensor that the denoiser is given."""
-        named = [self.kwargs.get(name) for name in ("hidden_states", "sample", "x")]
-        given = (*self.args[:1], *named, *self.kwargs.values())
+        given = (*self.args[:1], *map(self.kwargs.get, ("hidden_states", "sample", "x")), *self.kwargs.values())
         return next((each for each in given if isinstance(each, torch.Tensor)), None)
+
+    @property
+    def has_times(self) -> bool:
+        """True if a sample has several timesteps: one for each frame, or for each token."""
+        time, latents = given_timestep(self.module, self.args, self.kwargs), self.latents
+        return isinstance(time, torch.Tensor) and latents is not None and time.numel() > len(latents)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -315,6 +320,30 @@ class Clock:
             return True
         self._scale = None
         return False
+
+    def is_made_again(self, run: Run, timestep: object) -> bool:
+        """True if the scheduler is handed the timestep of the step that has just ended: it is stepped for each window.
+
+        Cost: as that of `moved_to`.
+        """
+        before = self._moved_from(run)
+        return before is not None and self._table is not None and self._table.read(timestep) == before
+
+    def is_again(self, run: Run, held: Collection[str]) -> bool:
+        """True if a call is given the time of the step before, though the scheduler's have gone on.
+
+        Args:
+            held: the inputs that are what they were at the step before, by name.
+        """
+        return self._moved_from(run) is not None and any(name in held for name in NAMES)
+
+    def _moved_from(self, run: Run) -> float | None:
+        """The timestep of the step before, if the present one has another; None if it has not, or neither is known."""
+        table = self._table
+        if table is None or not run.step or (index := table.begin + run.step) >= table.count:
+            return None
+        before, now = table.values[index - 1 : index + 1]
+        return before if before != now else None
 
     def moved_to(self, run: Run, timestep: Any) -> Begin | None:
         """The run that begins at the step whose timestep the scheduler is handed; None if it is the present step's.

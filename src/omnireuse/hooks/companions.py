@@ -10,14 +10,15 @@ ControlNet computes then.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.errors import StateError
+from omnireuse.hooks.interception import MethodCall
 from omnireuse.hooks.run import Run
 
 __all__ = ["COMPANIONS", "Companions"]
@@ -50,13 +51,13 @@ class _Skip:
     Attributes:
         name: of the companion.
         stand_ins: the leaves that were returned.
-        compute: makes the call.
+        call: that makes it after all.
         values: the leaves of its result, once it was made after all.
     """
 
     name: str
     stand_ins: list[Any]
-    compute: Callable[[], Any]
+    call: MethodCall
     values: list[Any] | None = None
 
 
@@ -115,16 +116,7 @@ class Companions:
             self._held.clear()
             self._skipped.clear()
 
-    def call(
-        self,
-        name: str,
-        run: Run | None,
-        is_reused: bool,
-        given: Mapping[str, Any],
-        proceed: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-    ) -> Any:
+    def call(self, name: str, run: Run | None, is_reused: bool, given: Mapping[str, Any], call: MethodCall) -> Any:
         """One call of a companion.
 
         Args:
@@ -152,19 +144,17 @@ class Companions:
         if is_reused and known is not None and known.is_handed_on and known.scale == self._scales[name]:
             self._calls[name, False] += 1
             form = _without_values(known.form)
-            self._skipped.append(_Skip(name, pytree.tree_leaves(form), lambda: proceed(*args, **kwargs)))
+            self._skipped.append(_Skip(name, pytree.tree_leaves(form), call))
             return form
         self._calls[name, True] += 1
-        result = proceed(*args, **kwargs)
+        result = call.make()
         tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self._held.extend(tensors)
         self._outputs[key] = _Output(_without_values(result), self._scales[name], frozenset(map(id, tensors)))
         return result
 
-    def denoise(
-        self, run: Run, proceed: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Callable[..., Any]:
-        """The denoiser's call with the companions' values in it.
+    def denoise(self, run: Run, call: MethodCall) -> MethodCall:
+        """The denoiser's call, with the companions' values in it when it is made.
 
         Raises:
             StateError: when it is called and was not given the stand-ins as they were.
@@ -176,21 +166,21 @@ class Companions:
 
             def computed(*given: object, **named: object) -> Any:
                 given, named = self._filled(given, named)
-                return proceed(*given, **named)
+                return call.proceed(*given, **named)
 
-            return computed
+            return replace(call, proceed=computed)
         if self._held:
-            given = {id(leaf) for leaf in pytree.tree_leaves((args, dict(kwargs)))}
+            given = {id(leaf) for leaf in pytree.tree_leaves((call.args, dict(call.kwargs)))}
             for output in self._outputs.values():
                 output.is_handed_on = output.is_handed_on is not False and output.tensors <= given
-        return proceed
+        return call
 
     def _filled(self, given: Sequence[Any], named: Mapping[str, Any]) -> tuple[Any, Any]:
         """The arguments with the values of the calls that were left out at this step, which are made now."""
         values: dict[int, Any] = {}
         for skip in self._skipped:
             if skip.values is None:
-                skip.values = pytree.tree_leaves(skip.compute())
+                skip.values = pytree.tree_leaves(skip.call.make())
                 self._calls[skip.name, False] -= 1
                 self._calls[skip.name, True] += 1
             pairs = zip(skip.stand_ins, skip.values, strict=True)

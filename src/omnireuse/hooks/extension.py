@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from omnireuse.hooks.interception import MethodCall
 from omnireuse.hooks.run import Chooser, Chosen, RegionFactory, RunStart
 from omnireuse.loop.events import Hook
 
@@ -13,13 +14,9 @@ __all__ = ["ByCalls", "Extension", "InRegion", "Observer", "PipelineCall"]
 
 
 @dataclass(frozen=True)
-class PipelineCall:
-    """A call of the pipeline: `proceed(*args, **kwargs)` makes it. `choose` says what its runs follow, before any
-    extension; None leaves that to them."""
+class PipelineCall(MethodCall):
+    """A call of the pipeline. `choose` says what its runs follow, before any extension; None leaves that to them."""
 
-    proceed: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
     choose: Chooser | None = None
 
 

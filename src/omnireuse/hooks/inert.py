@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from omnireuse.base.once import Once
 from omnireuse.errors import StateError
 from omnireuse.hooks.run import Layout, Run
+from omnireuse.hooks.windows import WINDOW
 from omnireuse.loop.events import Decision
 from omnireuse.loop.strategy import Strategy
 from omnireuse.summary.counters import Counts
@@ -53,10 +54,13 @@ _NO_SCHEDULER_STEP = Explanation(
     "region 'step' forecasts what scheduler.step is handed, and that was not called",
     "give region='call', which needs no call of it",
 )
+_TIMES = Explanation(
+    "times",
+    "each frame has a timestep of its own, and the scheduler makes no step of all frames (diffusion forcing)",
+    "if all frames share them (ar_step=0), call handle.advance() in a callback of each step, with region='call'",
+)
 FEW = 8
 """A run that computes a smaller share of its steps than one in so many gets a word."""
-MOST_BRANCHES = 4
-"""More calls than that belong to more than one step."""
 
 
 def explain(strategy: Strategy, run: Sequence[Decision]) -> Explanation | None:
@@ -120,6 +124,11 @@ def _too_few_steps(total: int) -> Explanation:
 def _of_change(explanation: Explanation, run: Run) -> Explanation:
     """The same with what has changed."""
     generation = run.generation
+    if WINDOW in run.conditions.changes:
+        return explanation._replace(
+            text="calls of a step are given other windows of the latents than at the step before",
+            advice="give each call its window at every step, or name each window by cache_context",
+        )
     if run.conditions.changes:
         names = ", ".join(run.conditions.changes)
         return explanation._replace(text=f"the content of the denoiser's inputs changed at every step ({names})")
@@ -161,7 +170,10 @@ class InertRuns:
             StateError: that step was forecast.
         """
         decisions = self._counts.of_run(run.generation.number)
-        if run.kind != "measured":
+        if run.has_no_end_of_steps:
+            unended = _no_steps(f"no step ended after {run.calls} calls: nobody calls scheduler.step")
+            self._say(_TIMES if run.has_times else unended)
+        elif run.kind != "measured":
             self._explain(run, decisions, is_complete)
         if broken is None:
             return
@@ -179,9 +191,6 @@ class InertRuns:
 
     def _explain(self, run: Run, decisions: Sequence[Decision], is_complete: bool) -> None:
         generation = run.generation
-        if run.step == 0 and run.calls >= max(generation.total or 0, MOST_BRANCHES + 1):
-            self.no_step_ended(run.calls)
-            return
         if not is_complete:
             return
         explanation = explain(generation.strategy, decisions) if decisions else _NO_SCHEDULER_STEP
@@ -204,10 +213,6 @@ class InertRuns:
                 "enable reuse on the pipeline whose transformer or unet runs",
             )
         )
-
-    def no_step_ended(self, calls: int) -> None:
-        """Warn that the denoiser was called for more than a step, and no step ended."""
-        self._say(_no_steps(f"no step ended after {calls} calls: nobody calls scheduler.step"))
 
     def _say(self, explanation: Explanation) -> None:
         """Warn, unless this was said before or nothing was meant to be reused."""

@@ -15,6 +15,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -24,15 +25,34 @@ from omnireuse.errors import UnsupportedModelError
 __all__ = [
     "Handler",
     "Interception",
+    "MethodCall",
     "compiled_call",
     "intercept",
     "is_bypassed",
     "is_optimized",
 ]
 
-Handler = Callable[..., Any]
-"""`handler(proceed, *args, **kwargs)`: called instead of the method; `proceed` is the method, or the next
-interceptor."""
+
+@dataclass(frozen=True)
+class MethodCall:
+    """A call that was intercepted: `proceed(*args, **kwargs)` makes it, by the method or by the next interceptor."""
+
+    proceed: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def values(self) -> tuple[Any, ...]:
+        """The arguments, without their names."""
+        return *self.args, *self.kwargs.values()
+
+    def make(self) -> Any:
+        """Make the call as it is."""
+        return self.proceed(*self.args, **self.kwargs)
+
+
+Handler = Callable[[MethodCall], Any]
+"""Called instead of the method; returns what its caller gets."""
 
 _SLOT = "_compiled_call_impl"
 # Reentrant, because a collection of garbage within may end an interception.
@@ -102,6 +122,11 @@ def is_optimized(module: torch.nn.Module) -> bool:
     return "OptimizedModule" in (cls.__name__ for cls in type(module).__mro__)
 
 
+def _enter(handler: Handler, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Make a call that an outer interceptor goes on with."""
+    return handler(MethodCall(proceed, args, kwargs))
+
+
 def _refuse_own(target: object, name: str) -> None:
     if name in getattr(target, "__dict__", {}):
         raise UnsupportedModelError(
@@ -132,10 +157,11 @@ class _Slot:
 
     def __call__(self, *args: object, **kwargs: object) -> Any:
         # Asked at each call, so that a bound method which somebody kept follows what is enabled now.
-        proceed: Callable[..., Any] = self._innermost
+        proceed, handler = self._innermost, None
         for layer in self.layers:
-            proceed = functools.partial(layer.handlers["__call__"], proceed)
-        return proceed(*args, **kwargs)
+            proceed = proceed if handler is None else functools.partial(_enter, handler, proceed)
+            handler = layer.handlers["__call__"]
+        return proceed(*args, **kwargs) if handler is None else handler(MethodCall(proceed, args, kwargs))
 
     def _innermost(self, *args: object, **kwargs: object) -> Any:
         if any(layer.eager is not None and layer.eager() for layer in self.layers):
@@ -227,12 +253,13 @@ class _Dispatcher:
 
         @functools.wraps(original)
         def method(self: Any, *args: object, **kwargs: object) -> Any:
-            proceed = original.__get__(self, type(self))
+            proceed, handler = original.__get__(self, type(self)), None
             for layer in layers.get(id(self), ()):
                 interception = layer.interception()
                 if interception is not None and layer.receiver() is self:
-                    proceed = functools.partial(interception.handlers[name], proceed)
-            return proceed(*args, **kwargs)
+                    proceed = proceed if handler is None else functools.partial(_enter, handler, proceed)
+                    handler = interception.handlers[name]
+            return proceed(*args, **kwargs) if handler is None else handler(MethodCall(proceed, args, kwargs))
 
         return method
 

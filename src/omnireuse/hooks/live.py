@@ -26,10 +26,11 @@ from omnireuse.hooks.callers import CALLERS, is_called_by
 from omnireuse.hooks.clock import NAMES, Asked, Begin, Clock, StepHint
 from omnireuse.hooks.companions import Companions
 from omnireuse.hooks.denoisers import adapter_scales, adapters_of, model_name, parameters_of, unwrapped
-from omnireuse.hooks.interception import Handler
+from omnireuse.hooks.interception import Handler, MethodCall
 from omnireuse.hooks.parts import Guided, Parts
 from omnireuse.hooks.regions.cuts import Cuts
-from omnireuse.hooks.run import Chooser, DenoiserCall, Layout, Region, Run
+from omnireuse.hooks.run import MOST_CALLS_A_STEP, Chooser, DenoiserCall, Layout, Region, Run
+from omnireuse.hooks.windows import WINDOW
 from omnireuse.loop.conditions import Seen
 from omnireuse.loop.events import FellBack, Hooks
 from omnireuse.loop.generation import layout_of
@@ -43,8 +44,6 @@ __all__ = ["Live", "Loop", "SeveralOutputsError", "StepRegion", "kinds_of", "nex
 logger = logging.getLogger("omnireuse")
 
 _ABSENT = object()
-MOST_CALLS_A_STEP = 64
-"""Far more than any guidance needs: a step with more calls is one whose end is not known."""
 
 
 class SeveralOutputsError(UnsupportedModelError):
@@ -112,14 +111,14 @@ class Live(ABC):
         return self._loops.now
 
     @contextmanager
-    def _context_entered(self, proceed: Callable[..., Any], name: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+    def _context_entered(self, call: MethodCall) -> Iterator[Any]:
         """The pipeline names the branch of the denoiser calls within, and may say which step it is at."""
         loop = self._loops.now
         outer = loop.context, loop.clock.hint
-        loop.context = name
-        loop.clock.hint = StepHint(*map(kwargs.get, ("step_index", "num_inference_steps", "sigma")))
+        loop.context = call.args[0] if call.args else call.kwargs.get("name")
+        loop.clock.hint = StepHint(*map(call.kwargs.get, ("step_index", "num_inference_steps", "sigma")))
         try:
-            with proceed(name, *args, **kwargs) as entered:
+            with call.proceed(*call.args, **call.kwargs) as entered:
                 yield entered
         finally:
             loop.context, loop.clock.hint = outer
@@ -128,16 +127,16 @@ class Live(ABC):
         """The handler of one denoiser's calls."""
         model, name = unwrapped(module), model_name(module)
 
-        def called(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        def called(call: MethodCall) -> Any:
             loop, callers = self._loops.now, CALLERS.get()
             run, given_name = loop.run, loop.context or loop.guided.batch
             # The scheduler's steps tell those of the pipeline's own call. All else is looked at.
             is_told = run is not None and run.is_stepped and loop.call is not None and loop.clock.scheduler is None
             if not (is_told and callers and callers[-1] is self._pipeline()):
-                run = self._run_of(loop, Asked(module, index, given_name, args, kwargs))
+                run = self._run_of(loop, Asked(module, index, given_name, call.args, call.kwargs))
             if run is None:
                 self.calls_outside += 1
-                return proceed(*args, **kwargs)
+                return call.make()
             sigma = loop.clock.hint.sigma
             if sigma is not None and run.generation.level.sample_weight is None:
                 run.sigma_told(float(sigma))
@@ -149,57 +148,66 @@ class Live(ABC):
             loop.asked += 1
             if run.calls > MOST_CALLS_A_STEP:
                 self._end()
-                self._inert.no_step_ended(MOST_CALLS_A_STEP)
-                return proceed(*args, **kwargs)
+                return call.make()
             if loop.companions.are_called:
-                proceed = loop.companions.denoise(run, proceed, args, kwargs)
+                call = loop.companions.denoise(run, call)
             conditions, held = run.conditions, run.conditions.held.get((index, branch))
-            given, options, layout, is_held = form_of(model, args, kwargs, index, loop.companions.scales, held)
+            given, options, layout, is_held = form_of(model, call, index, loop.companions.scales, held)
             asks = run.calls == 1 and (not run.step or loop.call is None or run.is_touched)
-            if asks or not is_held or conditions.latest != run.changed_at:
+            if asks or not is_held or conditions.latest != run.changed_at or run.windows.are_several:
                 marks = adapters_of(model) if asks else {}
-                self._look(loop, run, (index, branch), {} if is_held else given, marks)
+                asked = Asked(module, index, given_name, call.args, call.kwargs)
+                self._look(loop, run, asked, branch, {} if is_held else given, marks)
             if run.changed_at:
                 layout = layout._replace(conditions=run.changed_at)
-            call = DenoiserCall(run, model, name, index, branch, order, proceed, args, kwargs, given, options, layout)
+            found = DenoiserCall(
+                call.proceed, call.args, call.kwargs, run, model, name, index, branch, order, given, options, layout
+            )
             try:
                 if torch.is_grad_enabled():
-                    call.refuse_gradients()
+                    found.refuse_gradients()
                 try:
-                    return run.region.call(call)
+                    return run.region.call(found)
                 except SeveralOutputsError as error:
-                    return self._forecast_calls(run, error).call(call)
+                    return self._forecast_calls(run, error).call(found)
             except BaseException:
                 self._end()
                 raise
 
         return called
 
-    def _scheduler_stepped(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _scheduler_stepped(self, call: MethodCall) -> Any:
         """The scheduler is handed the output, and the step ends."""
         loop, callers = self._loops.now, CALLERS.get()
         run = loop.run
         if run is None or not ((callers and callers[-1] is self._pipeline()) or self._is_caller()):
-            return proceed(*args, **kwargs)
+            return call.make()
+        args, kwargs = call.args, dict(call.kwargs)
+        run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
+        due, given = loop.clock.due, values.get("timestep")
+        # By its address, as a loop over the scheduler's timesteps hands it on.
+        is_due = type(given) is torch.Tensor and given.ndim == 0 and given.data_ptr() == due.get(run.step)
+        if not is_due and loop.clock.is_made_again(run, given):
+            self._compute_from_here(
+                "computing every step of a loop of windows",
+                f"the scheduler of the {self._name} is stepped several times at one timestep, as loops of windows do "
+                "(panoramas): every step is computed, since a forecast must not mix outputs of two windows",
+            )
+            return call.make()
         if not run.calls:
             if self._parts.have_other_denoisers(self._pipeline()):
-                self.emit(FellBack("computing every step"))
-                self._said.say(
+                self._compute_from_here(
+                    "computing every step",
                     f"the denoiser of the {self._name} was replaced in mid-run: its other steps are computed, since a "
-                    "forecast must not mix outputs of two models"
+                    "forecast must not mix outputs of two models",
                 )
-                self._end()
-                return proceed(*args, **kwargs)
+                return call.make()
             # The pipeline goes on with what the step before has given (Cosmos 1.0).
-            result = proceed(*args, **kwargs)
+            result = call.make()
             run.latents = previous_sample(result)
             return result
         region = run.region
         try:
-            run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
-            due, given = loop.clock.due, values.get("timestep")
-            # By its address, as a loop over the scheduler's timesteps hands it on.
-            is_due = type(given) is torch.Tensor and given.ndim == 0 and given.data_ptr() == due.get(run.step)
             moved = None if is_due else loop.clock.moved_to(run, given)
             # The first step was computed, and what it has given belongs to another step.
             if moved is None or run.step:
@@ -208,7 +216,7 @@ class Live(ABC):
                     args = (output, *args[1:])
                 else:
                     kwargs["model_output"] = output
-            result = proceed(*args, **kwargs)
+            result = call.proceed(*args, **kwargs)
         except BaseException:
             self._end()
             raise
@@ -226,21 +234,34 @@ class Live(ABC):
         return result
 
     def _look(
-        self, loop: Loop, run: Run, branch: Hashable, given: Mapping[str, Any], marks: Mapping[str, Hashable]
+        self, loop: Loop, run: Run, asked: Asked, branch: str, given: Mapping[str, Any], marks: Mapping[str, Hashable]
     ) -> None:
-        """Find out whether inputs of a call have changed, or what marks the weights and adapters of its model."""
-        conditions, step, others = run.conditions, run.step, loop.companions
+        """Find out whether inputs of a call have changed, or its window, or what marks the weights and adapters of its
+        model."""
+        conditions, step, others, key = run.conditions, run.step, loop.companions, (asked.denoiser, branch)
         run.is_touched = run.is_touched and not marks
         for what, value in marks.items():
             if conditions.told.get(what) != value:
                 conditions.tell(step, what, value)
         if given:
-            conditions.look(branch, step, given, others.made if others.are_called else ())
+            conditions.look(key, step, given, others.made if others.are_called else ())
+        if (step < 2 or run.windows.are_several) and asked.latents is not None:
+            name, of_name, of_all = asked.branch, run.branches, run.orders
+            place = (of_name[asked.denoiser, name] if name else of_all[asked.denoiser]) - 1
+            is_again = loop.clock.is_again(run, conditions.held.get(key, ()))
+            if run.windows.move(step, (asked.denoiser, name), place, asked.latents, is_again=step == 1 and is_again):
+                conditions.change(step, [WINDOW])
         if (latest := conditions.latest) != run.changed_at:
             run.changed_at = latest
             names = ", ".join(name for name, steps in conditions.changes.items() if steps[-1] == latest)
             logger.info("step %d is computed, and what was remembered is dropped: %s changed", latest, names)
             self.emit(FellBack(f"computing after a change of {names}"))
+
+    def _compute_from_here(self, what: str, why: str) -> None:
+        """Reuse nothing in the rest of the loop; say why, once for each text."""
+        self.emit(FellBack(what))
+        self._said.say(why)
+        self._end()
 
     def emit(self, event: Any) -> None:
         """Hand an event to the hooks."""
@@ -274,8 +295,7 @@ class Live(ABC):
 
 def form_of(
     module: torch.nn.Module,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    call: MethodCall,
     denoiser: int,
     controls: tuple[tuple[str, Any], ...],
     held: Mapping[str, Seen] | None,
@@ -286,11 +306,11 @@ def form_of(
     The layout is that of all arguments but timesteps (frames and sound may share one), with the scales of adapters,
     which a callback may change between steps, and those of ControlNets, which begin and end within a run.
     """
-    parameters = parameters_of(type(module).forward)
+    parameters, args = parameters_of(type(module).forward), call.args
     given = dict(zip(parameters, args, strict=False))
     for place in range(len(parameters), len(args)):
         given[f"argument {place}"] = args[place]
-    given.update(kwargs)
+    given.update(call.kwargs)
     tensors, options = [], []
     for name, value in {**parameters, **given}.items():
         if isinstance(value, (bool, str)):
@@ -411,7 +431,7 @@ class StepRegion(Region):
         return output
 
     def _compute(self, call: DenoiserCall) -> Any:
-        return call.compute() if self._inner is None else self._inner.call(call)
+        return call.make() if self._inner is None else self._inner.call(call)
 
     def _ask(self, call: DenoiserCall) -> bool:
         """Whether the step is computed, for some samples at least."""
@@ -455,7 +475,7 @@ class StepRegion(Region):
             rows = [row for row in range(call.batch) if row % shape[0] not in reused]
             output = self._cuts.compute(call, rows, last)
         else:
-            output = call.compute()
+            output = call.make()
         if first is not None and not self._cuts.allows(call, shape[0]):
             # The samples of a step are decided on at its first call.
             self._cuts.refuse_like(first, call)

@@ -12,7 +12,7 @@ import torch
 
 from omnireuse.hooks.companions import COMPANIONS
 from omnireuse.hooks.denoisers import denoisers_of, unwrapped
-from omnireuse.hooks.interception import Handler, Interception, intercept, is_bypassed
+from omnireuse.hooks.interception import Handler, Interception, MethodCall, intercept, is_bypassed
 
 __all__ = ["GUIDERS", "Guided", "Parts", "caches_on", "guider_handlers"]
 
@@ -109,7 +109,7 @@ class Guided:
     to_come: Iterator[str] = iter(())
 
 
-def guider_handlers(guider: Any, guided: Callable[[], Guided]) -> dict[str, Callable[..., Any]]:
+def guider_handlers(guider: Any, guided: Callable[[], Guided]) -> dict[str, Handler]:
     """Handlers of a guider's methods, which give each denoiser call the name of its batch as its branch.
 
     Modular pipelines call a denoiser without `cache_context`, as a rule, and the order of a call does not show its
@@ -119,18 +119,18 @@ def guider_handlers(guider: Any, guided: Callable[[], Guided]) -> dict[str, Call
         guided: gives the state of the loop that calls.
     """
 
-    def inputs_prepared(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-        batches = proceed(*args, **kwargs)
+    def inputs_prepared(call: MethodCall) -> Any:
+        batches = call.make()
         guided().to_come = iter([str(getattr(batch, guider._identifier_key)) for batch in batches])
         return batches
 
-    def models_prepared(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    def models_prepared(call: MethodCall) -> Any:
         guided().batch = next(guided().to_come, None)
-        return proceed(*args, **kwargs)
+        return call.make()
 
-    def models_cleaned(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    def models_cleaned(call: MethodCall) -> Any:
         guided().batch = None
-        return proceed(*args, **kwargs)
+        return call.make()
 
     return {
         "prepare_inputs": inputs_prepared,

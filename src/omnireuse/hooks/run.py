@@ -16,6 +16,8 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.hooks.denoisers import parameters_of
+from omnireuse.hooks.interception import MethodCall
+from omnireuse.hooks.windows import Windows
 from omnireuse.loop.branch_state import refuse_gradients
 from omnireuse.loop.conditions import Conditions
 from omnireuse.loop.events import Choice
@@ -26,6 +28,7 @@ from omnireuse.noise.parametrization import NoiseLevel, told_level
 from omnireuse.noise.signals import filtered, grid_of
 
 __all__ = [
+    "MOST_CALLS_A_STEP",
     "Chooser",
     "Chosen",
     "DenoiserCall",
@@ -35,6 +38,11 @@ __all__ = [
     "Run",
     "RunStart",
 ]
+
+MOST_CALLS_A_STEP = 64
+"""Far more than any guidance needs: a step with more calls is one whose end is not known."""
+MOST_BRANCHES = 4
+"""More calls than that belong to more than one step, if a run has no more steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +104,8 @@ class Run:
         given: arguments of the scheduler's step that is under way, by name.
         magnitudes: numbers of steps, and the largest magnitude of the latents after each, left on their device.
         conditions: what its steps are computed from beside latents and time.
+        windows: of its latents, if its calls are given parts of them.
+        has_times: whether each frame has a timestep of its own, so that a sample has several.
         is_touched: whether a callback has run since the step before.
         changed_at: the step of the latest change of conditions that the hooks know of.
         grids: how the tokens of the latents unfold, by the layout of the call: reading positions waits for the device.
@@ -113,6 +123,7 @@ class Run:
         self.magnitudes: list[tuple[int, torch.Tensor]] = []
         self.grids: dict[Hashable, tuple[int, ...] | None] = {}
         self.conditions, self.is_touched, self.changed_at = Conditions(), False, 0
+        self.windows, self.has_times = Windows(), False
         self._first_sigma: float | None = None
 
     def is_over(self, ahead: int = 0) -> bool:
@@ -120,6 +131,12 @@ class Run:
         the scheduler is."""
         total = self.generation.total
         return total is not None and self.step + ahead >= total
+
+    @property
+    def has_no_end_of_steps(self) -> bool:
+        """True if the denoiser was called for more than a step, and none has ended."""
+        most = max(MOST_BRANCHES, (self.generation.total or 0) - 1)
+        return self.step == 0 and self.calls > min(most, MOST_CALLS_A_STEP)
 
     def sigma_told(self, sigma: float) -> None:
         """Take the noise level of this step from `cache_context`, if the scheduler's algebra is not known."""
@@ -227,8 +244,8 @@ class Layout(NamedTuple):
 
 
 @dataclass(frozen=True)
-class DenoiserCall:
-    """One call of a denoiser within a run: `proceed(*args, **kwargs)` computes it.
+class DenoiserCall(MethodCall):
+    """One call of a denoiser within a run; `make` computes its output.
 
     Attributes:
         run: which it belongs to.
@@ -249,9 +266,6 @@ class DenoiserCall:
     denoiser: int
     branch: str
     order: int
-    proceed: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
     arguments: Mapping[str, Any]
     options: Hashable
     layout: Layout
@@ -274,11 +288,7 @@ class DenoiserCall:
             signal=signal,
         )
 
-    def compute(self) -> Any:
-        """The denoiser's output."""
-        return self.proceed(*self.args, **self.kwargs)
-
-    def compute_with(self, arguments: Mapping[str, Any]) -> Any:
+    def make_with(self, arguments: Mapping[str, Any]) -> Any:
         """The denoiser's output for other values of its `arguments`, spelled as in this call."""
         positional = list(self.arguments)[: len(self.args)]
         return self.proceed(*map(arguments.get, positional), **{name: arguments[name] for name in self.kwargs})
@@ -325,7 +335,7 @@ class DenoiserCall:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All tensors among the arguments."""
-        return [value for value in (*self.args, *self.kwargs.values()) if isinstance(value, torch.Tensor)]
+        return [value for value in self.values if isinstance(value, torch.Tensor)]
 
     def refuse_gradients(self) -> None:
         """Raise if autograd is on and the output would carry gradients, whether it will be computed or not.

@@ -1,7 +1,7 @@
 """A strategy at work on one pipeline, from `enable` until `disable` or the pipeline's end.
 
 The session takes every call of the pipeline and of its parts. A run of denoising steps begins at the first denoiser
-call after the scheduler's `set_timesteps`; `Steps` tells which step each call belongs to, and a `Region` answers it.
+call after the scheduler's `set_timesteps`; a `Clock` tells which step each call belongs to, and a `Region` answers it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from omnireuse.hooks.callers import callbacks_aside, calling, pipeline_without_r
 from omnireuse.hooks.clock import Asked, Begin
 from omnireuse.hooks.denoisers import check_agreement, parameters_of, unwrapped
 from omnireuse.hooks.extension import ByCalls, Extension, PipelineCall
-from omnireuse.hooks.interception import Handler, Interception, intercept
+from omnireuse.hooks.interception import Handler, Interception, MethodCall, intercept
 from omnireuse.hooks.live import Live, Loop, Loops, SeveralOutputsError, StepRegion, end_step, next_step
 from omnireuse.hooks.parts import GUIDERS, caches_on, guider_handlers
 from omnireuse.hooks.run import Chosen, Region, RegionFactory, Run, RunStart
@@ -202,9 +202,9 @@ class Session(Live):
 
     # -- the pipeline's calls
 
-    def called(self, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    def called(self, made: MethodCall) -> Any:
         """Handle a call of the pipeline."""
-        call, make = PipelineCall(proceed, args, kwargs), self.make
+        call, make = PipelineCall(made.proceed, made.args, made.kwargs), self.make
         if self.is_in_call:
             return make(call)
         for each in self.extensions:
@@ -257,11 +257,11 @@ class Session(Live):
             return guider_handlers(part, lambda: self.loop.guided)
         return {"__call__": self._companion_called(name, part)} if isinstance(part, torch.nn.Module) else {}
 
-    def _timesteps_set(self, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    def _timesteps_set(self, call: MethodCall) -> Any:
         if not self._is_caller():
-            return proceed(*args, **kwargs)
+            return call.make()
         self._end()
-        result = proceed(*args, **kwargs)
+        result = call.make()
         self.loop.companions.begin()
         if self._parts.are_bypassed:
             self._refresh()
@@ -283,7 +283,9 @@ class Session(Live):
         run, clock = loop.run, loop.clock
         found = clock.move(run, asked, is_watched=is_watched, expected=self._expected, taken=taken)
         if isinstance(found, Begin):
-            return self._begin(found, () if asked.latents is None else tuple(asked.latents.shape))
+            run = self._begin(found, () if asked.latents is None else tuple(asked.latents.shape))
+            run.has_times = asked.has_times
+            return run
         if run is None or found is None:
             return None
         for _ in range(found):
@@ -294,14 +296,14 @@ class Session(Live):
         """The handler of the calls of one companion."""
         names = parameters_of(type(unwrapped(module)).forward)
 
-        def called(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        def called(call: MethodCall) -> Any:
             if not self._is_caller():
-                return proceed(*args, **kwargs)
+                return call.make()
             loop = self.loop
             run = loop.run if loop.clock.scheduler is None else None
             reuses = run is not None and run.is_reused_by_schedule and type(run.region) is StepRegion
-            given = {**dict(zip(names, args, strict=False)), **kwargs}
-            return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), given, proceed, args, kwargs)
+            given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
+            return loop.companions.call(name, run, reuses and not torch.is_grad_enabled(), given, call)
 
         return called
 
@@ -365,6 +367,8 @@ class Session(Live):
             self.emit(FellBack("forecasts of the raw output"))
         for what in generation.fallbacks:
             self.emit(FellBack(what))
+        if run.has_no_end_of_steps and run.has_times:
+            self.emit(FellBack("computing every step of frames with timesteps of their own"))
         is_complete = is_complete or run.is_over()
         broken = run.first_broken() if is_complete else None
         # If timesteps alone tell the steps, the last one ends when another run begins.

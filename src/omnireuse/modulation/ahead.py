@@ -1,9 +1,9 @@
 """Rows for all steps of a schedule at once: a projection that is away comes in once for all of them.
 
-If a row is missing and weights are away, the denoiser runs up to its first block with each timestep of the scheduler
-and the other arguments of this call. Then one projection after another is brought in, and called with what it would be
-given at each step. These are calls like any other: each row belongs to the input that the projection was given. So a
-wrong guess costs time, and cannot make a wrong row.
+If a row is missing and weights are away, the denoiser runs with each timestep of the scheduler and the other arguments
+of this call, up to the first module that is given the row's input. Then one projection after another is brought in, and
+called with what it would be given at each step. These are calls like any other: each row belongs to the input that the
+projection was given. So a wrong guess costs time, and cannot make a wrong row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from tqdm.auto import tqdm
 
-from omnireuse.hooks.interception import intercept
+from omnireuse.hooks.interception import MethodCall, intercept
 from omnireuse.modulation.call import NOW, Call
 from omnireuse.modulation.rows import Rows
 from omnireuse.modulation.table import Key, Table
@@ -41,7 +41,7 @@ WAYS: tuple[Callable[[torch.Tensor, torch.dtype], torch.Tensor], ...] = (
 
 
 class _Reached(BaseException):
-    """Ends a run of the denoiser at its first block; no `Exception`, so that nobody handles it on the way."""
+    """Ends a run of the denoiser on its way; no `Exception`, so that nobody handles it on the way."""
 
     def __init__(self, found: Any) -> None:
         self.found = found
@@ -58,15 +58,16 @@ class Ahead:
         self._cache = cache
         self.order: list[Key] = []
         self._ways = WAYS
-        self._schedule: torch.Tensor | None = None
+        self._picture = 0
         self._tried: list[Any] = []
-        """Values with which a call of this schedule began, foreseen or not."""
+        """Values with which a call of this picture began, foreseen or not."""
 
     def fill(self, call: Call, missing: Key) -> bool:
         """Make the rows of all steps that a missing one belongs to; False, counted, if its weights must come in for it
         alone."""
-        if self._schedule is not self._cache.timesteps:
-            self._schedule, self._tried = self._cache.timesteps, []
+        self._cache.schedules()
+        if self._picture != self._cache.pictures:
+            self._picture, self._tried = self._cache.pictures, []
         asked = [key for key in (*call.hits, *call.filled) if key.begin != missing.begin]
         is_made = False
         # Behind a block that has begun otherwise there is too much to run.
@@ -114,27 +115,37 @@ class Ahead:
             call.known.reads += each.known.reads
         return True
 
-    def _timesteps(self, given: Any) -> list[torch.Tensor]:
-        """Those of the scheduler as the denoiser gets them; none if the one that is given is not among them."""
-        if self._schedule is None or not isinstance(given, torch.Tensor) or not bool((given == given.max()).all()):
+    def _timesteps(self, given: object) -> list[torch.Tensor]:
+        """Those of all steps as the denoiser gets them; none if they cannot be told. Values of no schedule, as of what
+        is not denoised, are the same at each step."""
+        if not isinstance(given, torch.Tensor):
             return []
-        timesteps = self._schedule.to(given.device)
+        values, places = given.unique(return_inverse=True)
         for ways in (self._ways, WAYS):  # several fit one step
-            self._ways = tuple(way for way in ways if bool((way(timesteps, given.dtype) == given.max()).any()))
-            if self._ways:
-                return [each.expand(given.shape) for each in self._ways[0](timesteps, given.dtype).unique()]
+            for schedules in self._cache.schedules():
+                steps = {way: [way(each.to(given.device), given.dtype) for each in schedules] for way in ways}
+                if fit := {way: columns for way in ways if (columns := _columns(steps[way], values))}:
+                    self._ways = (*fit,)
+                    return [each[places] for each in torch.stack(fit[self._ways[0]], -1).unique(dim=0)]
         return []
 
 
+def _columns(schedules: list[torch.Tensor], values: torch.Tensor) -> list[torch.Tensor]:
+    """For each value, the schedule that it is of, or itself at each step; none if the largest is of no schedule, or if
+    two are of the same, as in a batch whose requests are at different steps."""
+    of = [next((each for each in schedules if (each == value).any()), None) for value in values]
+    last, met = of[-1], [id(each) for each in of if each is not None]
+    if last is None or len(met) > len({*met}):
+        return []
+    return [value.expand(len(last)) if each is None else each for value, each in zip(values, of, strict=True)]
+
+
 def _path(table: Table, denoiser: nn.Module) -> tuple[list[nn.Module], bool]:
-    """The modules on the way to a table, up to a block, and whether there is one."""
+    """The modules on the way to that of a table, and whether one of them is a block."""
     path: list[nn.Module] = [denoiser]
     for part in table.name.split("."):
-        is_block = isinstance(path[-1], nn.ModuleList)
         path.append(getattr(path[-1], part))
-        if is_block:
-            return path[1:], True
-    return path[1:], False
+    return path[1:], any(isinstance(each, nn.ModuleList) for each in path)
 
 
 def _run_to(path: list[nn.Module], call: Call, bound: inspect.BoundArguments, find: Callable[[Any], Any]) -> Any:
@@ -150,14 +161,14 @@ def _run_to(path: list[nn.Module], call: Call, bound: inspect.BoundArguments, fi
         The module and what was found, or None.
     """
 
-    def handler(module: nn.Module, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def handler(module: nn.Module, made: MethodCall) -> Any:
         if NOW.call is call:  # not another thread
             try:
-                raise _Reached((module, find([each for each in (*args, *kwargs.values()) if is_token_free(each)])))
+                raise _Reached((module, find([each for each in made.values if is_token_free(each)])))
             except ValueError:
                 if module is path[-1]:
                     raise _Reached(None) from None
-        return proceed(*args, **kwargs)
+        return made.make()
 
     with ExitStack() as stack:
         for module in path:

@@ -138,6 +138,7 @@ def install_modulation_cache(
     if (present := _cache_on(denoisers)) is not None:
         if (release, max_bytes) != (present.release, present.max_bytes) or (outside and not present.outside):
             logger.warning("a modulation cache is already installed: %s; uninstall it first to change it", present)
+        present.join(pipeline)
         return present
     if isinstance(outside, (str, os.PathLike)):
         outside = DiskTier(outside, max_bytes=_FOLDER_BYTES)

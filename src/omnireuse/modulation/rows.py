@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import operator
 import shutil
 import tempfile
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,6 +28,8 @@ __all__ = ["Release", "Row", "Rows"]
 logger = logging.getLogger("omnireuse")
 
 Release = Literal["cpu", "disk"] | None
+SCHEDULERS = ("scheduler", "audio_scheduler")
+"""Of a pipeline."""
 
 
 class Row(NamedTuple):
@@ -44,40 +48,50 @@ class Rows:
         outside: the store or tier that keeps rows for other processes; None for none.
         rows: the rows of all tables, the least recently used first out.
         refused: why nothing is kept any more, in words; "" while the cache works.
+        pictures: how often a schedule was seen to be set.
     """
 
     def __init__(
         self, pipeline: Any, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
     ) -> None:
-        self._pipeline: Callable[[], Any] = lambda: None
-        if hasattr(pipeline, "__weakref__"):
-            self._pipeline = weakref.ref(pipeline)
+        self._pipelines: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        self.join(pipeline)
         self.release, self.max_bytes, self.outside, self.refused = release, max_bytes, outside, ""
         self.rows: MemoryStore[Row] = MemoryStore(max_bytes=max_bytes)
         self._lock = threading.Lock()
         self._counts, self._bypassed = Counter[str](), Counter[str]()
         self._weight_bytes: dict[int, int] = {}
         self._folder: Path | None = None
-        self._schedule: torch.Tensor | None = None
-        self._before = 0
-        """Calls computed before the schedule of the last picture was set."""
+        self.pictures = self._before = 0  # the latter: calls computed before the schedule of the last picture was set
+        self._schedules: list[list[torch.Tensor]] = []
 
-    @property
-    def timesteps(self) -> torch.Tensor | None:
-        """Of the pipeline's scheduler, another object for each picture; None if there is none."""
-        found = getattr(getattr(self._pipeline(), "scheduler", None), "timesteps", None)
-        return found if isinstance(found, torch.Tensor) else None
+    def join(self, pipeline: Any) -> None:
+        """Know the schedulers of a pipeline, for as long as it lives."""
+        if hasattr(pipeline, "__weakref__"):
+            self._pipelines[id(pipeline)] = pipeline
+
+    def schedules(self) -> list[list[torch.Tensor]]:
+        """The timesteps of each pipeline's schedulers. They are other objects for each picture."""
+        found: list[list[torch.Tensor]] = []
+        for pipeline in self._pipelines.values():
+            timesteps = [getattr(getattr(pipeline, name, None), "timesteps", None) for name in SCHEDULERS]
+            found.append([each for each in timesteps if isinstance(each, torch.Tensor)])
+        known, now = [*chain(*self._schedules)], [*chain(*found)]
+        if len(known) != len(now) or any(map(operator.is_not, known, now)):
+            self._schedules, self._before = found, self._counts["computed"]
+            self.pictures += 1
+        return found
 
     @property
     def hides_bars(self) -> bool:
-        """Whether the user has disabled the pipeline's progress bars."""
-        return bool((getattr(self._pipeline(), "_progress_bar_config", None) or {}).get("disable"))
+        """Whether the user has disabled a pipeline's progress bars."""
+        bars = [getattr(each, "_progress_bar_config", None) or {} for each in self._pipelines.values()]
+        return any(each.get("disable") for each in bars)
 
     def count(self, **numbers: int) -> None:
         """Count so many more of each."""
         with self._lock:
-            if self._schedule is not self.timesteps:
-                self._schedule, self._before = self.timesteps, self._counts["computed"]
+            self.schedules()
             self._counts.update(numbers)
 
     @contextmanager

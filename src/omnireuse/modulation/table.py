@@ -46,7 +46,7 @@ class Table:
     Attributes:
         weights: of the module.
         epoch: how often they have changed.
-        content: of the weights by which the rows were computed: of all words, and of a sample.
+        content: of the weights by which the rows were computed: `contents` of all.
         alignment: of these weights, by device.
         kept: what is outside the process of it; None if nobody has looked yet.
         lock: held while weights that are away are brought in.

@@ -8,14 +8,14 @@ import operator
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from omnireuse.hooks.interception import Interception, compiled_call, intercept, is_optimized
+from omnireuse.hooks.interception import Interception, MethodCall, compiled_call, intercept, is_optimized
 from omnireuse.modulation.ahead import Ahead
 from omnireuse.modulation.call import NOW, Call
 from omnireuse.modulation.compiled import unwatch, watch
@@ -146,19 +146,19 @@ class Tables:
 
     # What happens in a call.
 
-    def _call(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _call(self, made: MethodCall) -> Any:
         if self._cache.refused:
             self.close()
-            return proceed(*args, **kwargs)
+            return made.make()
         with self._lock:
             self._active += 1
             self._calls += 1
             self._refresh()
-            call, outer = Call(self.denoiser, self._calls, (args, kwargs)), NOW.call
+            call, outer = Call(self.denoiser, self._calls, (made.args, made.kwargs)), NOW.call
         NOW.call = call
         self._hide(True)
         try:
-            return proceed(*args, **kwargs)
+            return made.make()
         finally:
             NOW.call = outer
             with self._lock:
@@ -173,17 +173,16 @@ class Tables:
                 with table.lock:
                     table.weights.rest(hidden=hidden)
 
-    def _serve(self, table: Table, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _serve(self, table: Table, made: MethodCall) -> Any:
         """The output of a module: its row, or computed."""
-        call = NOW.call
-        if call is None or call.denoiser is not self.denoiser or kwargs or len(args) != 1 or not is_token_free(args[0]):
+        call, x = NOW.call, made.args[0] if len(made.values) == len(made.args) == 1 else None
+        if call is None or call.denoiser is not self.denoiser or not is_token_free(x):
             if call is not None and not table.is_judged:
                 table.sees_tokens = True
-            return self._compute(table, proceed, args, kwargs)
-        x = args[0]
+            return self._compute(table, made)
         if reason := _reason_against(table.module, x):
             self._cache.bypass(reason, table.name)
-            return self._compute(table, proceed, args, kwargs)
+            return self._compute(table, made)
         value = call.known.of(x)
         if not isinstance(value, Key) and call.inputs:
             self._meet(call, value)
@@ -199,21 +198,19 @@ class Tables:
         if row is not None:
             call.hits.append(key)
         else:
-            output = self._compute(table, proceed, args, kwargs)
+            output = self._compute(table, made)
             if type(output) is not torch.Tensor:
                 return output
             row = self._keep(call, key, output)
         call.known.note(row.output, key)
         return row.output
 
-    def _compute(
-        self, table: Table, proceed: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
+    def _compute(self, table: Table, made: MethodCall) -> Any:
         if not table.weights.away:
-            return proceed(*args, **kwargs)
-        device = next((each.device for each in args if isinstance(each, torch.Tensor)), self._device())
+            return made.make()
+        device = next((each.device for each in made.args if isinstance(each, torch.Tensor)), self._device())
         with self._cache.brought_in(table, device):
-            return proceed(*args, **kwargs)
+            return made.make()
 
     def _load(self, call: Call, key: Key, outside: Tier | TieredStore) -> Row | None:
         """The row that some process has left outside."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -14,7 +14,7 @@ MAX_ROWS = 64
 """An input of more rows is taken for tokens. Nothing but speed depends on it."""
 
 
-def is_token_free(value: Any) -> bool:
+def is_token_free(value: object) -> TypeGuard[torch.Tensor]:
     """Whether this is a plain tensor with a batch and features, shape (B, D) or (B, 1, D)."""
     if type(value) is not torch.Tensor or not 2 <= value.ndim <= 3 or value.layout is not torch.strided:
         return False

@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from omnireuse.base.weights import plain_tensors
+from omnireuse.base.weights import plain_tensors, sampled
 
 __all__ = ["Weights", "contents"]
 
-_SAMPLE = 4096
 ALIGNED = 64
 """Kernels take other ways through weights at other addresses modulo this, and sum in another order."""
 _NO_STATE = frozenset({"training", "_compiled_call_impl"})
@@ -111,6 +110,7 @@ class Weights:
                 inside = plain_tensors(each.data if type(each) is nn.Parameter else each)
                 yield from (part.as_subclass(torch.Tensor) for part in inside if not part.is_meta and part.numel())
 
+    @torch.inference_mode(False)  # what is made in inference mode does not count its changes
     def leave(self, put: Callable[[torch.Tensor], torch.Tensor], *, is_there: bool = False) -> None:
         """Move the data.
 
@@ -148,6 +148,7 @@ class Weights:
             data, self.away, self.are_hidden = self._copies(device), [], False
             self._set(data)
 
+    @torch.inference_mode(False)
     def _copies(self, device: torch.device) -> list[torch.Tensor]:
         """What is away in memory of its own, aligned as it was at home."""
         copies = []
@@ -163,6 +164,7 @@ class Weights:
         data = [each for each in self.parameters if type(each.data) is torch.Tensor and each.device.type != "meta"]
         return {data[0].device: tuple(each.data_ptr() % ALIGNED for each in data)} if data else {}
 
+    @torch.inference_mode(False)
     def _set(self, data: Sequence[torch.Tensor]) -> None:
         for parameter, each in zip(self.parameters, data, strict=True):
             parameter.data = each
@@ -177,39 +179,35 @@ def _address(tensor: torch.Tensor) -> int | None:
 
 
 def contents(weights: Sequence[Weights], *, is_whole: bool = False) -> list[dict[bool, Any]]:
-    """What tells the content of each: under True a sum over all words, under False one over a sample.
+    """What tells the content of each: under True a sum over all words, of what is not away; under False a sample of
+    what is away.
 
-    Sums are weighted by place, so that exchanged values show. What is away is read in a sample alone.
+    Sums are weighted by place, so that exchanged values show.
 
     Args:
-        is_whole: read all words of what is away, too.
+        is_whole: both of each.
 
-    Cost: two reads of each weight, and one host synchronisation for each device.
+    Cost: two reads of each weight that is not away, and one host synchronisation for each device.
     """
-    sums: dict[torch.device, list[torch.Tensor]] = {}
-    places: list[tuple[dict[bool, Any], bool, torch.device, int]] = []
     found: list[dict[bool, Any]] = []
+    sums: dict[torch.device, list[tuple[list[Any], torch.Tensor]]] = {}
     with torch.no_grad():
         for each in weights:
-            content: dict[bool, Any] = {}
-            found.append(content)
-            for whole in (True, False) if is_whole or not each.away else (False,):
-                content[whole] = []
-                for tensor in each.inner_tensors():
-                    of_device = sums.setdefault(tensor.device, [])
-                    places.append((content, whole, tensor.device, len(of_device)))
-                    of_device.append(_sums(tensor, is_whole=whole))
-    read = {device: torch.stack(each).tolist() for device, each in sums.items()}
-    for content, whole, device, place in places:
-        content[whole].append(read[device][place])
+            tensors = [*each.inner_tensors()]
+            found.append({False: sampled(tensors)} if is_whole or each.away else {})
+            if is_whole or not each.away:
+                of_all = found[-1][True] = []
+                for tensor in tensors:
+                    sums.setdefault(tensor.device, []).append((of_all, _sums(tensor)))
+    for pairs in sums.values():
+        for (of_all, _), read in zip(pairs, torch.stack([each for _, each in pairs]).tolist(), strict=True):
+            of_all.append(read)
     return found
 
 
-def _sums(tensor: torch.Tensor, *, is_whole: bool) -> torch.Tensor:
+def _sums(tensor: torch.Tensor) -> torch.Tensor:
     octets = tensor.detach().contiguous().reshape(tensor.shape[0] if tensor.ndim else 1, -1).view(torch.uint8)
     words = octets if octets.shape[1] % 8 or octets.data_ptr() % 8 else octets.view(torch.int64)
-    if not is_whole:
-        words = words.reshape(1, -1)[:, :: max(1, words.numel() // _SAMPLE)]
     sums = []
     for dim in (0, 1):
         along = words.sum(dim, dtype=torch.int64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from time import perf_counter
 from typing import Any
@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
 from omnireuse.hooks.denoisers import unwrapped
+from omnireuse.hooks.interception import MethodCall
 from omnireuse.hooks.run import DenoiserCall, Region, RegionFactory
 from omnireuse.loop.events import Decision
 from omnireuse.named.options import CacheDiTOptions, DBCacheOptions, DiffusionCacheConfig
@@ -91,7 +92,7 @@ class _CacheDiTRegion(Region):
         if key not in contexts:
             contexts[key] = attached.contexts(_options(self._config, run.generation.total))
         took = perf_counter() - started
-        result, contexts[key], reused, drift = attached.call(contexts[key], call.compute)
+        result, contexts[key], reused, drift = attached.call(contexts[key], call)
         decision = Decision(
             run=run.generation.number,
             step=run.generation.index,
@@ -172,16 +173,14 @@ class _Attached:
         """A fresh context for each block list."""
         return {name: self._manager.new_context(name=name, **copy.deepcopy(options)) for name in self._names}
 
-    def call(
-        self, contexts: dict[str, Any], compute: Callable[[], Any]
-    ) -> tuple[Any, dict[str, Any], bool, float | None]:
+    def call(self, contexts: dict[str, Any], call: MethodCall) -> tuple[Any, dict[str, Any], bool, float | None]:
         """The output, the contexts from now on, whether every block list was reused, and the largest drift measured."""
         before = {name: context.get_accumulated_cached_steps() for name, context in contexts.items()}
         # The library swaps the block lists of the denoiser itself, so calls from several threads take turns.
         with self._one_at_a_time:
             self._manager._cached_context_manager.update(contexts)
             try:
-                result = compute()
+                result = call.make()
                 # A forced refresh has put new ones in their place.
                 contexts = {name: self._manager.get_context(name) for name in self._names}
             finally:
@@ -190,12 +189,8 @@ class _Attached:
         reused = all(context.get_accumulated_cached_steps() > before[name] for name, context in contexts.items())
         drifts = [context.get_residual_diffs().get(str(context.get_current_step())) for context in contexts.values()]
         # Negative figures are the library's marks for "not measured".
-        return (
-            result,
-            contexts,
-            reused,
-            max((drift for drift in drifts if drift is not None and drift >= 0), default=None),
-        )
+        drift = max((each for each in drifts if each is not None and each >= 0), default=None)
+        return result, contexts, reused, drift
 
     def undo(self) -> None:
         """Take the library off."""

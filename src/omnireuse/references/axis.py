@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,7 +18,7 @@ from omnireuse.base.validation import kind_error
 from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import denoisers_of, forward_group, is_compiled_whole, parameters_of, unwrapped
 from omnireuse.hooks.extension import Extension
-from omnireuse.hooks.interception import intercept
+from omnireuse.hooks.interception import MethodCall, intercept
 from omnireuse.hooks.opening import Openable, Opened, Tunes, Untuned
 from omnireuse.hooks.regions.cuts import opaque
 from omnireuse.hooks.run import DenoiserCall, Region, RegionFactory, Run
@@ -198,10 +198,11 @@ def _fall_back(call: DenoiserCall, why: str) -> None:
 def _positions(declared: Declaration, call: DenoiserCall, lean: LeanPass, split: Split) -> Iterator[None]:
     """Positions within a lean call. Those of its text follow the largest picture, be it a reference."""
 
-    def whole(proceed: Callable[..., Any], shapes: Any, *args: Any, **kwargs: Any) -> Any:
+    def whole(positions: MethodCall) -> Any:
         if not lean.is_under_way:  # a call of another thread
-            return proceed(shapes, *args, **kwargs)
-        image, text = proceed(call.arguments["img_shapes"], *args, **kwargs)
+            return positions.make()
+        _, *args = positions.args
+        image, text = positions.proceed(call.arguments["img_shapes"], *args, **positions.kwargs)
         return image[: split.target], text
 
     if declared.positions is None:

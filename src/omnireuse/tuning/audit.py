@@ -61,19 +61,19 @@ class Auditor(Extension):
         try:
             if made is None:
                 raise StateError("the call has given the scheduler no step")
-            self._compare(number, made, replay, call.proceed)
+            self._compare(number, made, replay, call)
         except Exception as error:  # the picture is done, and must not fail because its audit does
             self._miss(f"{type(error).__name__}: {error}")
         return result
 
-    def _compare(self, number: int, made: torch.Tensor, replay: Replay, proceed: Callable[..., Any]) -> None:
+    def _compare(self, number: int, made: torch.Tensor, replay: Replay, call: PipelineCall) -> None:
         session, made = self._session, made.clone()
 
         def choose(start: RunStart) -> Chosen:
             region = StepRegion(stepper=Recording(None, 0, keeps=False))
             return Chosen(strategy=FULL, region=region, kind="uncounted")
 
-        replayed(session, replay, proceed, choose)
+        replayed(session, replay, call, choose)
         full = session.final
         if full is None or full.shape != made.shape:
             raise StateError("a second call with the same arguments has other latents")

@@ -13,7 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.hooks.callers import call_back
-from omnireuse.hooks.interception import intercept
+from omnireuse.hooks.interception import MethodCall, intercept
 
 __all__ = ["Callback"]
 
@@ -52,7 +52,7 @@ class Callback:
                 if isinstance(value, (FunctionType, MethodType, functools.partial)):
                     kwargs[name] = functools.update_wrapper(functools.partial(self._called, value), value)
                 else:  # pipelines ask for the type of an object
-                    stack.callback(intercept(value, self, {"__call__": self._called}).undo)
+                    stack.callback(intercept(value, self, {"__call__": self._intercepted}).undo)
             yield kwargs
 
     def beat(self) -> None:
@@ -60,6 +60,9 @@ class Callback:
         if self._latest is not None:
             function, args, kwargs = self._latest
             call_back(None, function, *pytree.tree_map(_cloned, args), **pytree.tree_map(_cloned, kwargs))
+
+    def _intercepted(self, call: MethodCall) -> Any:
+        return self._called(call.proceed, *call.args, **call.kwargs)
 
     def _called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         given = {name: value for each in args if isinstance(each, Mapping) for name, value in each.items()}

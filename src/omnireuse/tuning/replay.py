@@ -18,7 +18,9 @@ import torch
 from torch.utils import _pytree as pytree
 
 from omnireuse.errors import NotTunableError
-from omnireuse.hooks.interception import intercept
+from omnireuse.hooks.extension import PipelineCall
+from omnireuse.hooks.interception import Handler, MethodCall, intercept
+from omnireuse.hooks.session import Session
 from omnireuse.pipelines.bars import showing_bars, without_bar
 
 __all__ = ["Replay", "Snapshot", "noting_bars", "unchanged_random_states"]
@@ -63,9 +65,9 @@ class Replay:
     def noting(self, pipeline: Any) -> Iterator[None]:
         """Note the results of the methods that trial runs need not call again, while the picture is made."""
 
-        def noted(name: str) -> Callable[..., Any]:
-            def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-                result = proceed(*args, **kwargs)
+        def noted(name: str) -> Handler:
+            def called(call: MethodCall) -> Any:
+                result = call.make()
                 try:
                     self._results[name].append(pytree.tree_map(_copied, result))
                 except Exception:  # trial runs encode the prompt again
@@ -78,22 +80,22 @@ class Replay:
         with _handling(pipeline, self, noted):
             yield
 
-    def again(self, pipeline: Any, proceed: Callable[..., Any]) -> Any:
+    def again(self, session: Session, call: PipelineCall) -> Any:
         """Make the call again, without a bar. All random states are afterwards as they were before.
 
         Args:
-            pipeline: the pipeline.
-            proceed: makes a call whose run is a trial run.
+            session: at work on the pipeline.
+            call: a call of the pipeline whose run is a trial run; its arguments are replaced.
 
         Returns:
             What the call returns, with pictures as floats if it would make images of Pillow.
         """
-        results = {name: iter(kept) for name, kept in self._results.items()}
+        pipeline, results = session.pipeline, {name: iter(kept) for name, kept in self._results.items()}
 
-        def replayed(name: str) -> Callable[..., Any]:
-            def called(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def replayed(name: str) -> Handler:
+            def called(call: MethodCall) -> Any:
                 kept = next(results[name], None)
-                return proceed(*args, **kwargs) if kept is None else pytree.tree_map(_copied, kept)
+                return call.make() if kept is None else pytree.tree_map(_copied, kept)
 
             return called
 
@@ -104,7 +106,7 @@ class Replay:
         try:
             _set_states(self._states, self._generators)
             with without_bar(pipeline), _handling(pipeline, self, replayed):
-                return proceed(*pytree.tree_map(_copied, self._args), **kwargs)
+                return session.make(dataclasses.replace(call, args=pytree.tree_map(_copied, self._args), kwargs=kwargs))
         finally:
             _set_states(*before)
 
@@ -133,8 +135,8 @@ def noting_bars(pipeline: Any, owner: object) -> Iterator[list[Any]]:
     """The progress bars that the pipeline shows meanwhile, as they are made."""
     bars: list[Any] = []
 
-    def made(proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        bars.append(proceed(*args, **kwargs))
+    def made(call: MethodCall) -> Any:
+        bars.append(call.make())
         return bars[-1]
 
     with ExitStack() as stack:
@@ -145,7 +147,7 @@ def noting_bars(pipeline: Any, owner: object) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def _handling(pipeline: Any, owner: object, handler: Callable[[str], Callable[..., Any]]) -> Iterator[None]:
+def _handling(pipeline: Any, owner: object, handler: Callable[[str], Handler]) -> Iterator[None]:
     with ExitStack() as stack:
         for name in _RESULTS:
             if callable(getattr(type(pipeline), name, None)) and name not in vars(pipeline):

@@ -144,25 +144,18 @@ class PipelineTrials(Trials):
         return finished(self.run(call, 0, lambda _: DecodeStepper(call.full))).pictures
 
 
-def replayed(
-    session: Session,
-    replay: Replay,
-    proceed: Callable[..., Any],
-    choose: Chooser,
-) -> Any:
+def replayed(session: Session, replay: Replay, call: PipelineCall, choose: Chooser) -> Any:
     """Make a call of a pipeline again, beside its picture; return what it returns.
 
     Args:
         session: at work on the pipeline.
         replay: of the call.
-        proceed: makes a call of the pipeline.
+        call: of the pipeline, whose arguments are replaced.
         choose: what its runs follow.
     """
     outside = session.calls_outside
     try:
-        return replay.again(
-            session.pipeline, lambda *args, **kwargs: session.make(PipelineCall(proceed, args, kwargs, choose))
-        )
+        return replay.again(session, replace(call, choose=choose))
     finally:
         session.calls_outside = outside
 
@@ -172,7 +165,7 @@ class SessionTrials(PipelineTrials):
 
     Args:
         session: at work on the pipeline.
-        proceed: makes a call of the pipeline.
+        call: of the pipeline, the latest.
         configuration: of the measured calls, whose weights the pipeline must have still; None if nothing is measured.
         references: of the pipeline; None if lean calls are not tried.
         pulse: as the attribute.
@@ -181,12 +174,12 @@ class SessionTrials(PipelineTrials):
     def __init__(
         self,
         session: Session,
-        proceed: Callable[..., Any],
+        call: PipelineCall,
         configuration: Configuration | None = None,
         references: ReferenceAxis | None = None,
         pulse: Pulse | None = None,
     ) -> None:
-        self._session, self._proceed, self._axis, self.pulse = session, proceed, references, pulse
+        self._session, self._call, self._axis, self.pulse = session, call, references, pulse
         self._configuration = configuration
         self._references: References | None = None
 
@@ -212,7 +205,7 @@ class SessionTrials(PipelineTrials):
                 region = axis.wrapped(region)
             return replace(found, region=region, references=self._references)
 
-        result = replayed(self._session, call.replay, self._proceed, chosen)
+        result = replayed(self._session, call.replay, self._call, chosen)
         if self._configuration is not None and not self._configuration.has_weights_of(self._session.pipeline):
             raise StateError("the weights of the measured pictures were replaced before or during a trial run")
         try:

@@ -212,7 +212,7 @@ class Tuner(HostTuner, Tunes):
                 computed=tuned.bar.computed,
             )
             measured = None if tuned.entry is None else tuned.entry.configuration
-            self._made(tuned, SessionTrials(self._session, call.proceed, measured, self.references, pulse))
+            self._made(tuned, SessionTrials(self._session, call, measured, self.references, pulse))
         finally:
             tuned.bar.close()
             if tuned.is_held and tuned.entry is not None:

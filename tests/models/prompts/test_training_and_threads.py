@@ -2,7 +2,6 @@
 
 import threading
 
-import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
@@ -10,15 +9,11 @@ from tests.helpers.prompt_pipelines import ALL, flux, stable_diffusion
 
 from .test_pipelines import same
 
-BUILDS = {"sd": (stable_diffusion, "unet"), "flux": (flux, "transformer")}
 
-
-@pytest.mark.parametrize("name", BUILDS)
-def test_an_update_of_the_denoiser_keeps_every_entry(name):
-    build, part = BUILDS[name]
-    pipeline, kwargs = build(), ALL[name][1]
+def test_an_update_of_the_denoiser_keeps_every_entry():
+    pipeline, kwargs = stable_diffusion(), ALL["sd"][1]
     cache = install_prompt_embed_cache(pipeline)
-    weights = list(getattr(pipeline, part).parameters())
+    weights = list(pipeline.unet.parameters())
     optimizer = torch.optim.AdamW(weights, lr=0.1)
     for _ in range(3):
         with torch.no_grad():
@@ -30,9 +25,8 @@ def test_an_update_of_the_denoiser_keeps_every_entry(name):
     assert (cache.hits, cache.misses, len(cache.store)) == (4, 2, 2)
 
 
-@pytest.mark.parametrize("name", BUILDS)
-def test_an_encoder_in_training_gets_its_gradients_at_each_step(name):
-    pipelines, call = [BUILDS[name][0]() for _ in range(2)], {"prompt": "a cat"} | ALL[name][1]
+def test_an_encoder_in_training_gets_its_gradients_at_each_step():
+    pipelines, call = [flux(), flux()], {"prompt": "a cat"} | ALL["flux"][1]
     cache = install_prompt_embed_cache(pipelines[0])
     for _ in range(3):
         steps = []
@@ -48,27 +42,6 @@ def test_an_encoder_in_training_gets_its_gradients_at_each_step(name):
         same(*steps)
     assert any(grad is not None and grad.any() for grad in steps[0][1])
     assert (cache.hits, cache.misses, cache.bypassed_by["gradient"]) == (3, 3, 3)
-
-
-def members(pipeline):
-    """What every class of a pipeline, its modules and its tokenizers has, by name."""
-    things = [pipeline, pipeline.text_encoder, pipeline.tokenizer, *pipeline.text_encoder.modules()]
-    kinds = {kind for thing in things for kind in type(thing).__mro__}
-    return {(kind, name): id(value) for kind in kinds for name, value in vars(kind).items() if name[:5] != "_abc_"}
-
-
-@torch.no_grad()
-def test_no_class_is_changed_while_a_prompt_is_encoded():
-    pipeline, kwargs = stable_diffusion(), ALL["sd"][1]
-    seen = []
-    pipeline.text_encoder.register_forward_pre_hook(lambda *_: seen.append(members(pipeline)))
-    pipeline.encode_prompt(prompt="a cat", **kwargs)
-    install_prompt_embed_cache(pipeline)
-    for _ in range(2):
-        pipeline.encode_prompt(prompt="a dog", **kwargs)
-    seen.append(members(pipeline))
-    assert len(seen) > 2
-    assert all(each == seen[0] for each in seen)
 
 
 def test_eight_threads_encode_equal_prompts_once():

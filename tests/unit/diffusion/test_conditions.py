@@ -130,22 +130,51 @@ def at_step(handle: omnireuse.Handle, step: int, run: int = 1) -> list[bool]:
     return [each.reused for each in handle.events if each.step == step and each.run == run]
 
 
-@pytest.mark.parametrize(("how", "what"), crossed([*HOW], [*CASES]))
-def test_the_step_after_a_change_is_computed_and_nothing_before_it_is_used(what: str, how: str) -> None:
+@pytest.mark.parametrize(("how", "what"), crossed([*HOW, "tuned", "waves"], [*CASES]))
+def test_the_step_after_a_change_is_computed_and_nothing_before_it_is_used(what: str, how: str, cache: None) -> None:
+    if how == "waves":
+        changed_in_a_wave(what)
+        return
     case = CASES[what]()
     if how in ("blocks", "tail") and not hasattr(case.tiny.pipe, "transformer"):
         pytest.skip("the blocks of a UNet are not declared")
-    with omnireuse.enable(case.tiny.pipe, **HOW[how]) as handle:
+    with omnireuse.enable(case.tiny.pipe, **HOW.get(how, {})) as handle:
         case.run()
+        assert not any(at_step(handle, SWITCH))
+        (said,) = [name for name in handle.summary().fallbacks if name.startswith("computing after a change of ")]
+        assert handle.summary().fallbacks[said] == 1
+        assert "fell back to computing after a change of" in str(handle.summary())
+        if how == "tuned":
+            assert handle.tuning.pictures == 0  # it is not measured
+            return
+        assert {each.reason for each in handle.events if each.step == SWITCH} <= {"layout", "together"}
         if how not in ("default", "measures"):
             assert all(at_step(handle, SWITCH - 1))
             reasons = {each.reason for each in handle.events if each.step == SWITCH + 1}
             assert reasons & {"policy", "unprimed"}
-        assert not any(at_step(handle, SWITCH))
-        assert {each.reason for each in handle.events if each.step == SWITCH} <= {"layout", "together"}
-        (said,) = [name for name in handle.summary().fallbacks if name.startswith("computing after a change of ")]
-        assert handle.summary().fallbacks[said] == 1
-        assert "fell back to computing after a change of" in str(handle.summary())
+
+
+def changed_in_a_wave(what: str) -> None:
+    """One of two requests computes after a change of its own; the other does as if alone."""
+    if not what.startswith("prompt"):
+        pytest.skip("of a request's conditions, waves of this engine are given the prompt")
+    waves = []
+    for switch in (SWITCH, None):
+        engine, (one, other) = Engine(), (request(name, "half", STEPS, seed) for seed, name in enumerate("ab"))
+        one.prompt, other.prompt = torch.ones(3), torch.ones(3)
+        before = 0
+        for step in range(STEPS):
+            if step == switch:
+                before = one.extra["omnireuse"].computed
+                one.prompt = one.prompt.mul_(2) if what == "prompt in place" else one.prompt * 2
+            engine.wave([one, other])
+            if step == switch:
+                assert one.extra["omnireuse"].computed == before + 1
+        waves.append((one, other))
+    (one, other), (undisturbed, alone) = waves
+    assert one.extra["omnireuse"].computed > undisturbed.extra["omnireuse"].computed
+    assert other.extra["omnireuse"].computed == alone.extra["omnireuse"].computed
+    assert torch.equal(other.latents, alone.latents)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -167,40 +196,6 @@ def test_a_change_that_only_a_later_branch_shows_is_computed_and_the_next_step_b
         assert {each.reason for each in handle.events if each.step == SWITCH + 1} & {"layout", "policy"}
         first = next(each for each in handle.events if each.step == SWITCH + 1)
         assert not first.reused
-
-
-@pytest.mark.parametrize("what", CASES)
-def test_a_picture_whose_conditions_change_is_not_measured(what: str, cache: object) -> None:
-    case = CASES[what]()
-    with omnireuse.enable(case.tiny.pipe, speedup=2) as handle:
-        case.run()
-        assert handle.tuning.pictures == 0
-        assert not any(each.reused for each in handle.events if each.run == 1 and each.step == SWITCH)
-
-
-@pytest.fixture
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    monkeypatch.delenv("OMNIREUSE_TUNE", raising=False)
-    monkeypatch.setenv("OMNIREUSE_CACHE_DIR", str(tmp_path))
-
-
-def test_a_request_of_a_wave_computes_after_a_change_of_its_own_and_the_others_do_not() -> None:
-    engine, (one, other) = Engine(), (request(name, "half", STEPS, seed) for seed, name in enumerate("ab"))
-    one.prompt, other.prompt = torch.ones(3), torch.ones(3)
-    computed: list[list[str]] = []
-    for step in range(STEPS):
-        before = {each.name: each.extra["omnireuse"].computed if each.extra else 0 for each in (one, other)}
-        if step == SWITCH:
-            one.prompt = one.prompt * 2
-        engine.wave([one, other])
-        computed.append([each.name for each in (one, other) if each.extra["omnireuse"].computed > before[each.name]])
-    assert "a" in computed[SWITCH]
-    plain = Engine()
-    undisturbed = [request(name, "half", STEPS, seed) for seed, name in enumerate("ab")]
-    for _ in range(STEPS):
-        plain.wave(undisturbed)
-    assert other.extra["omnireuse"].computed == undisturbed[1].extra["omnireuse"].computed
-    assert torch.equal(other.latents, undisturbed[1].latents)
 
 
 @pytest.mark.parametrize("how", ["default", "measures"])

@@ -12,7 +12,7 @@ import omnireuse
 from omnireuse import EveryNth, Generation, Hold, Steps
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import Fitted
-from omnireuse.hooks.interception import intercept
+from omnireuse.hooks.interception import MethodCall, intercept
 from omnireuse.loop.strategy import Strategy
 from tests.helpers.tiny import Tiny
 
@@ -31,9 +31,9 @@ def handed_on(tiny: Tiny, steps: int = STEPS, **choices: Any) -> tuple[list[torc
     """What the scheduler was handed at each step, and the events."""
     seen: list[torch.Tensor] = []
 
-    def stepped(proceed: Any, *args: Any, **kwargs: Any) -> Any:
-        seen.append((args[0] if args else kwargs["model_output"]).clone())
-        return proceed(*args, **kwargs)
+    def stepped(call: MethodCall) -> Any:
+        seen.append((call.args[0] if call.args else call.kwargs["model_output"]).clone())
+        return call.make()
 
     inner = intercept(tiny.pipe.scheduler, seen, {"step": stepped})
     with omnireuse.enable(tiny.pipe, **choices) as handle:

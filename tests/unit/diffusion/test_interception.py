@@ -21,7 +21,7 @@ import omnireuse
 from omnireuse import EveryNth
 from omnireuse.diffusion.cache import TeaCacheConfig, apply_teacache_hook
 from omnireuse.errors import UnsupportedModelError
-from omnireuse.hooks.interception import intercept
+from omnireuse.hooks.interception import MethodCall, intercept
 from tests.helpers.sweep import crossed
 from tests.helpers.tiny import FLUX_CALL, TINY, Tiny
 
@@ -168,8 +168,8 @@ class Calls(Calling):
         return super().step(10 * value)
 
 
-def doubled(proceed: Any, value: int) -> Any:
-    return 2 * proceed(value)
+def doubled(call: MethodCall) -> Any:
+    return 2 * call.make()
 
 
 def test_what_calls_the_method_of_its_base_is_intercepted_once() -> None:
@@ -178,7 +178,7 @@ def test_what_calls_the_method_of_its_base_is_intercepted_once() -> None:
     layers = [intercept(each, object(), {"step": doubled}) for each in (plain, special)]
     assert (plain.step(1), special.step(1)) == (4, 22)
     assert (Calling().step(1), Calls().step(1)) == (2, 11)
-    layers.append(intercept(special, object(), {"step": lambda proceed, value: proceed(value) + 1}))
+    layers.append(intercept(special, object(), {"step": lambda call: call.make() + 1}))
     assert special.step(1) == 23
     for layer in layers:
         layer.undo()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig
 
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache, uninstall_prompt_embed_cache
 from tests.helpers.prompt_pipelines import stable_diffusion
@@ -64,14 +64,6 @@ class TestAdapters:
         self.check(pipeline, is_new=True)
         for layer in [m for m in pipeline.text_encoder.modules() if hasattr(m, "unmerge")]:
             layer.unmerge()
-        self.check(pipeline, is_new=True)
-
-    def test_a_peft_wrapper_and_its_unloading(self, pipeline):
-        config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-        wrapped = get_peft_model(pipeline.text_encoder, config)
-        pipeline.text_encoder = wrapped
-        self.check(pipeline, is_new=True)
-        pipeline.text_encoder = wrapped.merge_and_unload()
         self.check(pipeline, is_new=True)
 
     def test_the_scale_argument_keys_and_its_trace_is_left(self, pipeline):

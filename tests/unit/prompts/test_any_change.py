@@ -123,7 +123,7 @@ def result(call, prompt):
 STEP = st.tuples(st.integers(0, 400), st.integers(0, 60), st.sampled_from(["cat", "dog", "plain"]))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(st.lists(STEP, min_size=1, max_size=8))
 def test_a_call_after_any_changes_is_the_direct_call(steps):
     pipeline = Everything()

@@ -51,26 +51,6 @@ def test_arguments_of_other_type_or_value_do_not(one, other):
     assert (pipeline.num_encodes, cache.misses, cache.bypassed) == (2, 2, 0)
 
 
-def test_positional_and_keyword_spellings_and_defaults_meet():
-    pipeline = Pipeline()
-    cache = install_prompt_embed_cache(pipeline)
-    pipeline.encode_prompt("p", None, 1)
-    pipeline.encode_prompt(prompt="p")
-    pipeline.encode_prompt("p", scale=1, negative_prompt=None)
-    assert (pipeline.num_encodes, cache.hits) == (1, 2)
-
-
-@pytest.mark.parametrize("name", ["prompt_embeds", "prompt_embeds_mask"])
-def test_embeddings_of_the_caller_bypass(name):
-    pipeline = Pipeline()
-    cache = install_prompt_embed_cache(pipeline)
-    for _ in range(2):
-        pipeline.encode_prompt("p", **{name: torch.ones(1)})
-    assert (pipeline.num_encodes, cache.bypassed, cache.bypassed_by["embeds"]) == (2, 2, 2)
-    pipeline.encode_prompt("p", **{name: None})
-    assert cache.bypassed == 2
-
-
 def recursive():
     value = []
     value.append(value)

@@ -112,7 +112,7 @@ def test_a_function_that_asks_for_itself_does_not_wait_for_itself():
 def test_eight_threads_of_calls_gets_and_puts_lose_no_count_and_encode_each_prompt_once():
     pipeline = Pipeline()
     cache = install_prompt_embed_cache(pipeline, max_size=64)
-    per_thread, num_prompts = 2000, 20
+    per_thread, num_prompts = 200, 20
 
     def work(seed):
         for i in range(per_thread):
@@ -196,7 +196,7 @@ def test_eight_threads_of_mixed_operations_lose_nothing():
     cache = install_prompt_embed_cache(pipeline, max_size=8, max_bytes=4096)
     twin = Pipeline()
     want = {f"p{i}": twin.encode_prompt(f"p{i}")[0] for i in range(16)}
-    per_thread = 300
+    per_thread = 60
 
     def work(seed):
         for i in range(per_thread):

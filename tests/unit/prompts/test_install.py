@@ -3,7 +3,6 @@
 import copy
 import gc
 import inspect
-import logging
 
 import pytest
 import torch
@@ -20,15 +19,6 @@ from omnireuse.errors import StateError, UnsupportedModelError, WrongTypeError
 from .conftest import Pipeline
 
 
-def test_a_hit_is_what_the_direct_call_gives():
-    pipeline, twin = Pipeline(), Pipeline()
-    install_prompt_embed_cache(pipeline)
-    for _ in range(2):
-        got, want = pipeline.encode_prompt("p", "n"), twin.encode_prompt("p", "n")
-        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
-    assert pipeline.encode_prompt("p")[1] is None
-
-
 def test_what_the_first_caller_does_to_its_result_stays_its_own():
     pipeline = Pipeline()
     install_prompt_embed_cache(pipeline)
@@ -36,27 +26,6 @@ def test_what_the_first_caller_does_to_its_result_stays_its_own():
     want = first.clone()
     first.zero_()
     assert torch.equal(pipeline.encode_prompt("p")[0], want)
-
-
-def test_a_result_with_a_gradient_is_not_stored_and_reported(caplog):
-    pipeline = Pipeline()
-    raw = inspect.unwrap(Pipeline.encode_prompt)
-    pipeline.encode_prompt = raw.__get__(pipeline)
-    install_prompt_embed_cache(pipeline)
-    with caplog.at_level(logging.WARNING):
-        assert pipeline.encode_prompt("p")[0].requires_grad
-    assert "(gradient)" in caplog.text
-    assert pipeline.encode_prompt("p")[0].requires_grad  # now as well: nothing was stored
-
-
-def test_install_again_returns_the_cache_and_reports_other_arguments(caplog):
-    pipeline = Pipeline()
-    cache = install_prompt_embed_cache(pipeline)
-    with caplog.at_level(logging.WARNING):
-        assert install_prompt_embed_cache(pipeline) is cache
-        assert caplog.text == ""
-        assert install_prompt_embed_cache(pipeline, max_size=7) is cache
-    assert "max_size=7 (installed: 32)" in caplog.text
 
 
 def test_uninstall_leaves_nothing_behind():
@@ -97,13 +66,6 @@ def test_uninstall_under_another_wrapper_says_so():
         uninstall_prompt_embed_cache(pipeline)
 
 
-def test_no_callable_encode_prompt_gives_none():
-    assert install_prompt_embed_cache(object()) is None
-    pipeline = Pipeline()
-    pipeline.encode_prompt = "text"
-    assert install_prompt_embed_cache(pipeline) is None
-
-
 def test_an_object_that_takes_no_attribute_is_named():
     class Closed:
         __slots__ = ()
@@ -139,18 +101,6 @@ def test_a_cache_that_is_kept_keeps_no_model():
     gc.collect()
     assert encoder() is None
     assert len(cache.store) == 1
-
-
-def test_switching_off_calls_through():
-    pipeline = Pipeline()
-    cache = install_prompt_embed_cache(pipeline, enabled=False)
-    pipeline.encode_prompt("p")
-    pipeline.encode_prompt("p")
-    assert (pipeline.num_encodes, cache.stats()["misses"]) == (2, 0)
-    cache.enabled = True
-    pipeline.encode_prompt("p")
-    pipeline.encode_prompt("p")
-    assert (pipeline.num_encodes, cache.hits) == (3, 1)
 
 
 @pytest.mark.parametrize("kind", ["set", "object"])

@@ -12,9 +12,7 @@ from torch import nn
 
 from omnireuse.diffusion.cache.prompt_embed_cache import (
     _CACHE_MISS,
-    PromptEmbedCache,
     install_prompt_embed_cache,
-    resolve_prompt_embed_cache_config,
     uninstall_prompt_embed_cache,
 )
 
@@ -279,13 +277,3 @@ def test_eight_threads_encode_each_prompt_once(pipeline):
 @pytest.mark.parametrize("thing", [object(), SimpleNamespace(encode_prompt=None)])
 def test_without_a_callable_encode_prompt_there_is_no_cache(thing):
     assert install_prompt_embed_cache(thing) is None
-
-
-def test_a_size_below_one_and_words_without_a_meaning_are_refused(monkeypatch, caplog):
-    with pytest.raises(ValueError, match="max_size"):
-        PromptEmbedCache(max_size=0)
-    assert resolve_prompt_embed_cache_config() == (False, 32)
-    monkeypatch.setenv("OMNI_DIFFUSION_PROMPT_EMBED_CACHE", "YES")
-    monkeypatch.setenv("OMNI_DIFFUSION_PROMPT_EMBED_CACHE_SIZE", "many")
-    assert resolve_prompt_embed_cache_config(max_size=7) == (True, 7)
-    assert "many" in caplog.text

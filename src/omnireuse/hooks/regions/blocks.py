@@ -14,12 +14,15 @@ from typing import Any
 import torch
 
 from omnireuse.errors import StateError
-from omnireuse.hooks.interception import Interception, intercept
+from omnireuse.hooks.interception import Interception, MethodCall, intercept
 from omnireuse.hooks.regions.stack import Block, BlockStack, StackPass
 from omnireuse.hooks.run import DenoiserCall, Region
 from omnireuse.loop.strategy import Strategy
 
-__all__ = ["BlocksRegion"]
+__all__ = ["BlockHandler", "BlocksRegion"]
+
+BlockHandler = Callable[[StackPass, MethodCall], Any]
+"""Called instead of a block within a pass; returns what the block would."""
 
 _SKIPPED = "reuse of the stack would be wrong; use region 'call' or 'step' if blocks are left out"
 
@@ -49,7 +52,7 @@ class BlocksRegion(Region):
             for denoiser, stack in stacks:
                 self._attach(denoiser, stack)
             for module in uncompiled:
-                handlers = {"__call__": _passed_through}
+                handlers = {"__call__": MethodCall.make}
                 within_a_pass = lambda: self._pass is not None  # noqa: E731  # one line, used once
                 self._interceptions.append(intercept(module, owner, handlers, eager=within_a_pass))
         except BaseException:
@@ -77,16 +80,16 @@ class BlocksRegion(Region):
         if self._strategy.chosen_signal == "modulated_input":
             block = blocks[0]
 
-            def read(current: StackPass, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-                current.signal = block.watched(stack.signal, block.arguments(args, kwargs))
-                return proceed(*args, **kwargs)
+            def read(current: StackPass, call: MethodCall) -> Any:
+                current.signal = block.watched(stack.signal, block.arguments(call.args, call.kwargs))
+                return call.make()
 
             self._intercept(block, read)
 
-    def _intercept(self, block: Block, handler: Callable[..., Any]) -> None:
-        def within_a_pass(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    def _intercept(self, block: Block, handler: BlockHandler) -> None:
+        def within_a_pass(call: MethodCall) -> Any:
             current = self._pass
-            return proceed(*args, **kwargs) if current is None else handler(current, proceed, *args, **kwargs)
+            return call.make() if current is None else handler(current, call)
 
         self._interceptions.append(intercept(block.module, self._owner, {"__call__": within_a_pass}))
 
@@ -95,23 +98,23 @@ class BlocksRegion(Region):
         outer = self._pass
         current = self._here.stack_pass = StackPass(call, self._strategy)
         try:
-            result = call.compute()
+            result = call.make()
         finally:
             self._here.stack_pass = outer
         if not current.finished:
             raise StateError(f"{call.model} did not run its last block; {_SKIPPED}")
         return result
 
-    def _handler(self, block: Block, *, first: bool, last: bool) -> Callable[..., Any]:
-        def handler(current: StackPass, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-            arguments = block.arguments(args, kwargs)
+    def _handler(self, block: Block, *, first: bool, last: bool) -> BlockHandler:
+        def handler(current: StackPass, call: MethodCall) -> Any:
+            arguments = block.arguments(call.args, call.kwargs)
             if first:
                 current.enter(block.entering(arguments))
             if not current.choices:
                 raise StateError(f"{current.call.model} did not run its first block; {_SKIPPED}")
             if current.reuse:
                 return block.returned(current.leave()) if last else block.passed_on(arguments)
-            result = proceed(*args, **kwargs)
+            result = call.make()
             if last:
                 streams = current.leave(block.leaving(result, current.entry))
                 if any(choice.reuse for choice in current.choices):
@@ -125,7 +128,3 @@ class BlocksRegion(Region):
         for interception in self._interceptions:
             interception.undo()
         self._interceptions.clear()
-
-
-def _passed_through(proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    return proceed(*args, **kwargs)

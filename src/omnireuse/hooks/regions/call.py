@@ -51,7 +51,7 @@ class CallRegion(Region):
         if rows:
             latents = _latents_before(call)
             is_whole = len(rows) == len(choices)
-            result = call.compute() if is_whole else self._cuts.compute(call, rows)
+            result = call.make() if is_whole else self._cuts.compute(call, rows)
             leaves, form = flattened(result, call.batch)
             self._forms[key] = ([_shape_only(leaf) for leaf in leaves], form)
             if by_row and is_whole and not self._cuts.is_divided(call, result):

@@ -87,18 +87,18 @@ class Cuts:
         if key not in self._whole and (unknown := opaque(call)) is not None:
             self.refuse(call, f"the rows of {unknown} are not known")
         if key in self._whole:
-            return call.compute()
+            return call.make()
         verified = self._verified.get(key)
         differing = differing_parts(call.arguments, rows, call.batch, verified or ())
         if verified is None or differing:
             return self._verify(call, rows)
         try:
-            result = call.compute_with(self._cut(call, rows))
+            result = call.make_with(self._cut(call, rows))
             if not _is_batch(result, len(rows)):
                 raise ValueError(f"{len(rows)} of {call.batch} rows have another number of results")
         except Exception as error:  # of a cut that was verified with other rows
             self.refuse(call, _words(error))
-            return call.compute()
+            return call.make()
         computed, form = flattened(result, len(rows))
         before = [None] * len(computed) if last is None else flattened(last, call.batch)[0]
         pairs = zip(before, computed, strict=True)
@@ -128,10 +128,10 @@ class Cuts:
         part, why = None, None
         try:
             with _random_state_kept(call):
-                part = _copied(call.compute_with(given))
+                part = _copied(call.make_with(given))
         except Exception as error:
             why = _words(error)
-        whole = call.compute()
+        whole = call.make()
         if not self.is_divided(call, whole):
             return whole
         why = why or _difference(call, whole, part, rows)

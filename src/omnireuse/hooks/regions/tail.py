@@ -9,12 +9,13 @@ Source: DBCache of cache-dit (https://github.com/vipshop/cache-dit): its Fn and 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from omnireuse.errors import ConfigError
+from omnireuse.hooks.interception import MethodCall
 from omnireuse.hooks.regions.blocks import BlocksRegion
 from omnireuse.hooks.regions.stack import Block, BlockStack, StackPass
 from omnireuse.hooks.run import DenoiserCall
@@ -61,36 +62,32 @@ class TailRegion(BlocksRegion):
         if self._strategy.chosen_signal != "first_residual":
             super()._watch(blocks, stack)
             return
-        first, _ = self._strategy.kept_blocks
-        self._intercept(blocks[first - 1], self._behind_the_first(blocks[first - 1], stack))
-        self._intercept(blocks[0], self._before_the_first(blocks[0]))
+        kept, _ = self._strategy.kept_blocks
+        first, last = blocks[0], blocks[kept - 1]
 
-    def _before_the_first(self, block: Block) -> Callable[..., Any]:
-        def handler(current: StackPass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def before(current: StackPass, call: MethodCall) -> Any:
             # Copied, because blocks may write in place.
-            current.start = [stream.clone() for stream in block.entering(block.arguments(args, kwargs))]
-            return proceed(*args, **kwargs)
+            current.start = [stream.clone() for stream in first.entering(first.arguments(call.args, call.kwargs))]
+            return call.make()
 
-        return handler
-
-    def _behind_the_first(self, block: Block, stack: BlockStack) -> Callable[..., Any]:
-        def handler(current: StackPass, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            result = proceed(*args, **kwargs)
+        def behind(current: StackPass, call: MethodCall) -> Any:
+            result = call.make()
             # A stack that is joined from its first block on has one stream.
             main = stack.main_stream if len(current.start) > 1 else 0
-            after = block.leaving(result, current.start)[main]
+            after = last.leaving(result, current.start)[main]
             assert after is not None, "the main stream goes through every block"
             current.signal = after - current.start[main]
             current.start = ()
             return result
 
-        return handler
+        self._intercept(last, behind)
+        self._intercept(first, before)
 
     def call(self, call: DenoiserCall) -> Any:
         """Run the denoiser; its blocks consult this region."""
         if not any(call.module is each for each in self._whole):
             return super().call(call)
         (choice,) = call.ask(None, layout=call.layout, signal=None)
-        result = call.compute()
+        result = call.make()
         call.run.generation.pass_by(choice)
         return result
