@@ -9,7 +9,7 @@ import logging
 import threading
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -44,15 +44,14 @@ class EncodeCall:
     """
 
     def __init__(self, pipeline: object, original: Any, cache: PromptEmbedCache, tag: str | None) -> None:
-        self._lock = threading.RLock()
+        self._lock, this = threading.RLock(), weakref.ref(self)
         self._look: Look | None = None
         self._surveys: dict[str, Survey] = {}
         self._scopes: dict[PromptKey, Scope] = {}
         self._states: dict[Scope, tuple[View, tuple[int, ...], State]] = {}
-        self.writes = Writes()
+        self.writes = Writes(self)
         self._num_missed, self._has_warned = 0, False
         self._last_missed: View | None = None
-        this = weakref.ref(self)
         self._pipeline, self._original = weakref.ref(pipeline, lambda _: _close(this())), original
         function = self.function
         self._code = getattr(function, "__func__", function)
@@ -149,15 +148,9 @@ class EncodeCall:
             UnkeyableError: something can change unseen.
         """
         look = self.look()
-        ran: dict[str, Survey] = {}
-        for path in scope.ran:
-            if (module := look.module(path)) is not None:
-                ran[path] = self.survey(path, module)
-        for stray in scope.strays:
-            if (module := stray()) is not None:
-                path = self.path_of_stray(module)
-                ran[path] = self.survey(path, module)
-        return View(look, ran)
+        found = [(path, look.module(path)) for path in scope.ran]
+        found += [(self.path_of_stray(module), module) for stray in scope.strays if (module := stray()) is not None]
+        return View(look, {path: self.survey(path, module) for path, module in found if module is not None})
 
     def state(self, scope: Scope, view: View) -> State:
         """The state of a view. If weights changed, the entries of the old ones are dropped: they never come back."""
@@ -197,37 +190,35 @@ class EncodeCall:
         self._num_missed = 0
         if entry.left:
             scope = Scope(frozenset([root for (_, root), _ in entry.left if root]))
-            view, stored = self.view(scope), False
+            view = self.view(scope)
             for (path, root), value in entry.left:
                 owner, name = view.owner(path, root)
                 held = held_by(owner, name)
                 if owner is not None and (type(held) is not type(value) or held != value):
-                    ticket, stored = self.writes.begin(None), True
-                    if type(owner) is dict:
-                        owner[name] = copy.deepcopy(value)
-                    else:
-                        setattr(owner, name, copy.deepcopy(value))
-                    self.writes.end(ticket)
-            if stored:
-                self.writes.settle(self.view(scope))
+                    self.writes.begin()
+                    try:
+                        if type(owner) is dict:
+                            owner[name] = copy.deepcopy(value)
+                        else:
+                            setattr(owner, name, copy.deepcopy(value))
+                    finally:
+                        self.writes.end()
 
     def aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call past the cache. What it writes is written by a call."""
         if not self.writes.are_known:
             return self.function(*args, **kwargs)
-        ticket = self.writes.begin(self._all())
+        self.writes.begin()
         try:
             return self.function(*args, **kwargs)
         finally:
-            self.writes.end(ticket)
-            if (view := self._all()) is not None:
-                self.writes.settle(view)
+            self.writes.end()
 
-    def _all(self) -> View | None:
-        try:
-            return self.view(Scope(frozenset(self._surveys)))
-        except UnkeyableError:
-            return None
+    def view_of(self, paths: Iterable[str]) -> View:
+        """A view with these modules that ran, strays among them."""
+        known = self._surveys
+        strays = [weakref.ref(module) for path in paths if path in known and (module := known[path].value) is not None]
+        return self.view(Scope(frozenset(paths), strays=tuple(strays)))
 
     def missed(self, before: View, after: View, others: Sequence[str], *, is_known: bool) -> None:
         """Note a miss. If calls are encoded again and again although they were encoded before, say so once."""

@@ -21,12 +21,8 @@ _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("omnireuse", "regex", "ftfy", "bs4", "pytest", "_pytest"),
 }
 # Of diffusers, pipelines and their loaders are read like code of the user.
-_OF_DIFFUSERS = tuple(
-    [
-        f"diffusers.{name}"
-        for name in ("models", "utils", "configuration_utils", "schedulers", "hooks", "pipelines.pipeline_utils")
-    ]
-)
+_OTHERS = ("models", "utils", "configuration_utils", "schedulers", "hooks", "pipelines.pipeline_utils")
+_OF_DIFFUSERS = tuple([f"diffusers.{name}" for name in _OTHERS])
 _STORES = frozenset({"STORE_ATTR", "DELETE_ATTR", "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_DEREF"})
 _FORMATS = frozenset({"FORMAT_VALUE", "FORMAT_SIMPLE", "FORMAT_WITH_SPEC"})
 _FILLERS = frozenset({"CACHE", "PRECALL", "EXTENDED_ARG", "NOP"})
@@ -253,20 +249,10 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for each in code.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _codes(each)
-
-
 @functools.lru_cache(maxsize=8192)
 def _digest_of_code(code: types.CodeType) -> str:
-    parts = []
-    for each in _codes(code):
-        constants = [constant for constant in each.co_consts if not isinstance(constant, types.CodeType)]
-        parts.append(repr((each.co_code, constants, each.co_names, each.co_varnames, each.co_freevars)).encode())
-    return digest_of(*parts).hex()
+    constants = [_digest_of_code(each) if isinstance(each, types.CodeType) else each for each in code.co_consts]
+    return digest_of(repr((code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars)).encode()).hex()
 
 
 def code_digest(function: types.FunctionType) -> str:

@@ -77,7 +77,7 @@ class Encoding:
             _going_on.add(self)
             _listen()
             self.is_deaf = _is_compiling[0]
-        self._ticket = self._call.writes.begin(self.before)
+        self._ticket = self._call.writes.begin()
         _here.encoding = self
         return self
 
@@ -87,13 +87,14 @@ class Encoding:
             _going_on.discard(self)
             if not _going_on:
                 _unlisten()
-        is_alone = self._call.writes.end(self._ticket)
+        inputs: list[tuple[str, str]] = []
         try:
             self._after = self._call.view(self.scope)
+            inputs = self._compare(self._after, self._call.writes.is_alone(self._ticket))
         except UnkeyableError as unkeyable:
             self._error = unkeyable
-        else:
-            self._compare(self._after, is_alone)
+        finally:
+            self._call.writes.end(inputs)
 
     @property
     def scope(self) -> Scope:
@@ -120,8 +121,8 @@ class Encoding:
             left.append(((path, root), copy.deepcopy(value)))
         return self.scope, self._after, left
 
-    def _compare(self, after: View, is_alone: bool) -> None:
-        """Sort what moved, and note what the call leaves."""
+    def _compare(self, after: View, is_alone: bool) -> list[tuple[str, str]]:
+        """Sort what moved, and note what the call leaves. Returns what it both reads and writes."""
         inputs = []
         for path, root in sorted(self.before.moved(after).items()):
             write = self.before.written(path, root, after, self._call.code)
@@ -131,7 +132,7 @@ class Encoding:
             self._own.append((path, root))
             self._anew += [(path, root)] if write is Write.ANEW else []
             inputs += [(path, root)] if write is not Write.COUNT else []
-        self._call.writes.settle(after, inputs)
+        return inputs
 
     def runs(self, module: nn.Module) -> None:
         """A module is about to run."""
@@ -172,6 +173,8 @@ def _listen() -> None:
     hook: Any = note_run
     if dynamo is not None:
         hook = dynamo.disable(note_run)
+        # A filter of the process, because torch warns of every global hook. It stays: each change of the filters lets
+        # all threads repeat the warnings that they have given.
         if not any(_WARNING in str(each[1]) for each in warnings.filters):
             warnings.filterwarnings("ignore", _WARNING)
         if _compilation_begins not in dynamo.callback.callback_handler.start_callbacks:  # first, or after a reset

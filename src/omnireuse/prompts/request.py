@@ -22,6 +22,8 @@ __all__ = ["Request"]
 
 logger = logging.getLogger("omnireuse")
 
+_TEXTS = (str, list, tuple)
+
 
 class Request:
     """One call after its miss.
@@ -40,7 +42,7 @@ class Request:
     ) -> None:
         self._call, self._cache, self._arguments = call, call.cache, arguments
         self._args, self._kwargs, self._again = args, kwargs, again
-        self._label = reprlib.repr(next((a for a in (*args, *kwargs.values()) if a and _is_text(a)), ""))[:80]
+        self._label = reprlib.repr(next((a for a in (*args, *kwargs.values()) if isinstance(a, _TEXTS) and a), ""))[:80]
         self._own: Any = CACHE_MISS
 
     def run(self) -> Any:
@@ -132,10 +134,6 @@ def _requires_grad(value: Any) -> bool:
     except WrongTypeError:  # it can be read once, and is not stored
         return False
     return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, (str, list, tuple))
 
 
 def _generators() -> dict[torch.Generator, bytes]:

@@ -37,13 +37,8 @@ CONTAINERS = (list, tuple, set, frozenset, collections.deque, dict, bytearray, a
 _NAMED = (type, types.ModuleType, types.BuiltinFunctionType, logging.Logger)
 _NO_INPUTS = frozenset(
     {
-        "threading",
-        "_thread",
-        "queue",
-        "_queue",
-        "concurrent.futures.thread",
+        *("threading", "_thread", "queue", "_queue", "concurrent.futures.thread", "omnireuse.prompts.wrapper"),
         "torch._subclasses.fake_tensor",  # a mode notes every tensor that it has made
-        "omnireuse.prompts.wrapper",
     }
 )
 _GENERATORS = (np.random.Generator, np.random.RandomState, torch.Generator)  # a draw changes them, and nothing tells

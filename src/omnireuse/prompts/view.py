@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from omnireuse.prompts.code import Code, facts_of_class
-from omnireuse.prompts.keys import digest_of
+from omnireuse.prompts.keys import UnkeyableError, digest_of
 from omnireuse.prompts.look import ABSENT, IDLE, Look
 from omnireuse.prompts.survey import Survey
 
@@ -149,9 +149,14 @@ class Writes:
     """What calls write themselves: what the last one left, and how often somebody else has written it.
 
     A value that a call writes is no input of it, as long as calls alone write it: then it is what the last one left.
+    Each call notes what is there before it ends, so what differs while no call goes on was written by others.
+
+    Args:
+        call: the `EncodeCall` whose pipeline is looked at; held weakly.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, call: Any) -> None:
+        self._call = weakref.ref(call)
         self._lock = threading.Lock()
         self._left: dict[tuple[str, str], Any] = {}
         self._others: dict[tuple[str, str], int] = {}
@@ -167,39 +172,48 @@ class Writes:
         if not self._left:
             return ()
         with self._lock:
-            self._compare(view)
+            if any(content != self._left[each] for each, content in self._contents(view).items()):
+                self._compare()  # by a view of now: a call may have ended since that one
             return tuple([self._others.get(each, 0) for each in own])
 
-    def begin(self, view: View | None) -> tuple[bool, int]:
-        """A call begins. Returns a ticket for `end`."""
+    def begin(self) -> tuple[bool, int]:
+        """A call begins. Returns a ticket for `is_alone`."""
         with self._lock:
-            if view is not None:
-                self._compare(view)
+            self._compare()
             ticket = self._active == 0, self._begun
             self._active, self._begun = self._active + 1, self._begun + 1
             return ticket
 
-    def end(self, ticket: tuple[bool, int]) -> bool:
-        """A call is over; whether no other one went on."""
+    def is_alone(self, ticket: tuple[bool, int]) -> bool:
+        """Whether no other call has gone on since this one began."""
         with self._lock:
-            self._active -= 1
             return ticket == (True, self._begun - 1)
 
-    def settle(self, view: View, own: Iterable[tuple[str, str]] = ()) -> None:
-        """Calls have left what is there now.
+    def end(self, own: Iterable[tuple[str, str]] = ()) -> None:
+        """A call is over; calls have left what is there now.
 
         Args:
-            own: see `Scope`; what the last one wrote.
+            own: see `Scope`; what this one wrote.
         """
         with self._lock:
-            self._left |= dict.fromkeys(own)
-            self._left |= {each: view.content(*each) for each in self._left if not each[1] or each[1] in view.ran}
+            self._left |= {each: self._left.get(each) for each in own}
+            self._left |= self._now()
+            self._active -= 1
 
-    def _compare(self, view: View) -> None:
-        if self._active:
-            return
-        for each, left in self._left.items():
-            if not each[1] or each[1] in view.ran:
-                now = view.content(*each)
-                if now != left:
-                    self._left[each], self._others[each] = now, self._others.get(each, 0) + 1
+    def _compare(self) -> None:
+        if not self._active:
+            now = self._now()
+            for each in [each for each, content in now.items() if content != self._left[each]]:
+                self._left[each], self._others[each] = now[each], self._others.get(each, 0) + 1
+
+    def _now(self) -> dict[tuple[str, str], Any]:
+        call = self._call()
+        if not self._left or call is None:
+            return {}
+        try:
+            return self._contents(call.view_of({root for _, root in self._left if root}))
+        except UnkeyableError:  # the call itself says so
+            return {}
+
+    def _contents(self, view: View) -> dict[tuple[str, str], Any]:
+        return {each: view.content(*each) for each in self._left if not each[1] or each[1] in view.ran}

@@ -48,6 +48,7 @@ class Watch:
         self.versions: list[int] = []
         self.addresses: list[int] = []
         self._looks: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self._storages: list[Any] = []
 
     def start(self) -> None:
         """Note what all of them are now."""
@@ -55,6 +56,7 @@ class Watch:
             _alive.add(self)
         with torch._C.DisableTorchFunction():
             self.versions, self.addresses = _versions(self.tensors), _addresses(self.tensors)
+            self._storages = [self._until_freed(tensor) for tensor in self.tensors]
             looks: list[tuple[Callable[[Any], Any], list[Any]]] = [
                 (_versions, self.tensors),
                 (_addresses, self.tensors),
@@ -78,6 +80,11 @@ class Watch:
         except Exception:  # what cannot be compared, or cannot be read any more, is not the same
             return False
         return True
+
+    def _until_freed(self, tensor: torch.Tensor) -> Any:
+        """Suspects a tensor once its memory is free, because other content may come to the same address."""
+        suspects, name = self.suspects, id(tensor)
+        return weakref.ref(tensor.untyped_storage(), lambda _: suspects.add(name))
 
     def clear(self) -> None:
         """Keep nothing alive any more. It holds no longer."""

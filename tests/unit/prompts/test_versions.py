@@ -3,13 +3,14 @@
 import gc
 import weakref
 
+import numpy as np
 import torch
 from torch import nn
 
 from omnireuse.diffusion.cache.prompt_embed_cache import install_prompt_embed_cache
 
 from .conftest import Pipeline
-from .test_never_stale import weight
+from .test_never_stale import direct, weight
 
 
 class Wrapped(torch.Tensor):
@@ -59,3 +60,14 @@ def test_a_dropped_encoder_is_freed():
     gc.collect()
     assert gone() is None
     assert storage() is None
+
+
+def test_other_weights_at_the_address_of_freed_ones_are_noticed():
+    pipeline, memory = Pipeline(), np.ones((4, 4), np.float32)  # as an allocator of an accelerator gives it out again
+    cache = install_prompt_embed_cache(pipeline)
+    for value in (1, 2):
+        memory[:] = value
+        weight(pipeline).data = torch.from_numpy(memory)
+        for _ in range(2):
+            assert torch.equal(pipeline.encode_prompt("abc")[0], direct(pipeline, "abc")[0])
+    assert (cache.hits, cache.misses) == (2, 2)
