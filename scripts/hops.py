@@ -42,7 +42,7 @@ class Limit(NamedTuple):
     changes: int
 
 
-LIMITS = {"default": Limit(37, 17), "with a callback": Limit(49, 22), "calibrated": Limit(80, 40)}
+LIMITS = {"default": Limit(37, 17), "with a callback": Limit(48, 22), "calibrated": Limit(66, 40)}
 
 
 class Hops:

@@ -27,7 +27,7 @@ TOOLS = {
 
 # How long an example takes says nothing about whether it holds.
 settings.register_profile("quick", deadline=None, max_examples=25)
-settings.register_profile("whole", deadline=None)
+settings.register_profile("whole", deadline=None, max_examples=50)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # `make test` leaves out sweeps, and three quarters of the examples of each property.
+    # `make test` leaves out sweeps, and half of the examples of each property.
     settings.load_profile("quick" if "not sweep" in config.option.markexpr else "whole")
 
 

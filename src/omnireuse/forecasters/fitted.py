@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -19,7 +20,7 @@ __all__ = ["Fitted"]
 logger = logging.getLogger("omnireuse")
 
 SAME_COORDINATE = 1e-4
-"""Greatest distance of two coordinates of one step; steps of a run of 1,000 lie ten times as far apart."""
+"""Greatest distance of coordinates of the same steps; steps of a run of 1,000 lie ten times as far apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,18 +100,23 @@ class Fitted(Forecaster):
 
 class _FittedMemory(Memory):
     def __init__(self, fit: Fitted, weights: tuple[tuple[float, ...], ...]) -> None:
-        self._fit, self._weights = fit, weights
-        self._known: deque[tuple[float, torch.Tensor]] = deque(maxlen=max(2, *map(len, weights)))
-        """Coordinates and outputs of the last computed steps, the newest first."""
+        self._fit = fit
+        newest = [[fit.coordinates[at] for at in reversed(fit.computed) if at <= step] for step in range(len(weights))]
+        self._steps = [*zip(weights, newest, strict=True)]
+        """The weights of each step, and the coordinates of the last computed steps, the newest first."""
+        most = max(2, *map(len, weights))
+        self._places, self._values = deque[float](maxlen=most), deque[torch.Tensor](maxlen=most)
+        """The same of this run, and its outputs."""
         self._fallback = Blend().start()
         self._fits = True
 
     @property
     def primed(self) -> bool:
-        return bool(self._known)
+        return bool(self._values)
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
-        self._known.appendleft((coordinate, value))
+        self._places.appendleft(coordinate)
+        self._values.appendleft(value)
         self._fallback.observe(coordinate, value)
 
     def predict(self, coordinate: float) -> torch.Tensor:
@@ -129,16 +135,14 @@ class _FittedMemory(Memory):
         step = distances.index(min(distances))
         if distances[step] > SAME_COORDINATE:
             self._give_up()
-        weights = self._weights[step]
+        weights, places = self._steps[step]
         if not self._fits or not weights or (not computed and step in self._fit.computed):
             return None
-        places = [self._fit.coordinates[node] for node in reversed(self._fit.computed) if node <= step]
-        known = list(self._known)[: len(weights)]
-        pairs = zip(places, known, strict=False)
-        if len(known) < len(weights) or any(abs(place - found) > SAME_COORDINATE for place, (found, _) in pairs):
+        known, count = [*self._places], len(weights)
+        if len(known) < count or math.dist(known[:count], places[:count]) > SAME_COORDINATE:
             self._give_up()
             return None
-        return combine(weights, [value for _, value in known])
+        return combine(weights, [*self._values])
 
     def _give_up(self) -> None:
         if self._fits:

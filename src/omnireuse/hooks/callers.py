@@ -34,7 +34,7 @@ CALLERS: ContextVar[tuple[Any, ...]] = ContextVar("omnireuse_callers", default=(
 
 
 @contextmanager
-def calling(who: Any) -> Iterator[None]:
+def calling(who: object) -> Iterator[None]:
     """Name the pipeline whose call runs within."""
     token = CALLERS.set((*CALLERS.get(), who))
     try:
@@ -110,7 +110,7 @@ def callbacks_aside(
         def called(call: MethodCall) -> Any:
             return call_back(after, call.proceed, *call.args, **call.kwargs)
 
-        def aside(value: Any) -> Any:
+        def aside(value: object) -> Any:
             if not callable(value) or isinstance(value, (type, torch.nn.Module)):
                 return value
             if any(isinstance(vars(cls).get("__call__"), types.FunctionType) for cls in type(value).__mro__):
@@ -123,8 +123,13 @@ def callbacks_aside(
 
 def call_back(after: After | None, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Call a callback, which is named while it runs; then tell `after` what it has changed."""
-    # A function that is given no tensors by name, as the last argument, is no callback at a step's end.
-    before = _seen(args[-1]) if after is not None and args and isinstance(args[-1], dict) else None
+    before: dict[str, tuple[Any, int | None]] | None = None
+    if after is not None and args and isinstance(args[-1], dict):
+        # Tensors by name, the last argument of a callback at a step's end; changes in place are counted.
+        before = {
+            name: (value, value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None)
+            for name, value in args[-1].items()
+        }
     token = CALLERS.set((*CALLERS.get(), _CALLBACK))
     try:
         result = proceed(*args, **kwargs)
@@ -135,21 +140,12 @@ def call_back(after: After | None, proceed: Callable[..., Any], *args: object, *
     return result
 
 
-def _seen(given: Mapping[str, Any]) -> dict[str, tuple[Any, int | None]]:
-    """What a callback is given, with the number of a tensor's changes in place if they are counted."""
-    return {
-        name: (value, value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None)
-        for name, value in given.items()
-    }
-
-
-def _changed(before: Mapping[str, tuple[Any, int | None]], result: Any) -> list[str]:
+def _changed(before: Mapping[str, tuple[Any, int | None]], result: object) -> list[str]:
     """The names of what a callback has written to, or returned in place of what it was given."""
     changed = [name for name, (value, seen) in before.items() if seen is not None and value._version != seen]
     for name, value in result.items() if isinstance(result, Mapping) else ():
         given, _ = before.get(name, (None, None))
-        is_same = value is given or (
-            isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor) and torch.equal(value, given)
-        )
+        are_tensors = isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor)
+        is_same = value is given or (are_tensors and torch.equal(value, given))
         changed += [] if is_same else [name]
     return changed
