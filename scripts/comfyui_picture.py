@@ -6,7 +6,7 @@
     /tmp/comfyui/bin/python scripts/comfyui_picture.py http://127.0.0.1:8188
 
 The faces of this repository are the checkpoint; their autoencoder makes pictures of half the size that ComfyUI assumes.
-Four pictures are made: three in full, and one as tuned. Needs Chromium.
+Eight pictures are made: three in full, and five with reuse. Needs Chromium.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ TOP = Path(__file__).parents[1]
 WORKFLOW = TOP / "integrations" / "comfyui" / "workflows" / "omnireuse.json"
 TARGET = TOP / "docs" / "images" / "comfyui.png"
 PROMPT = "a smiling person with tan skin, an afro and a red shirt on a teal background"
-PICTURES = 4
+PICTURES = 8
 SIZE = {"width": 1500, "height": 800}
 SET = """async ([graph, prompt]) => {
     await window.app.loadGraphData(graph);

@@ -50,13 +50,13 @@ CLOSURES = {
 }
 ROWS = (
     Row("enable, files", 49, 62),
-    Row("enable, lines", 9_264, 10_500),
+    Row("enable, lines", 9_262, 10_500),
     Row("its keywords, files", 118, 100),
-    Row("its keywords, lines", 19_976, 15_000),
+    Row("its keywords, lines", 19_974, 15_000),
     Row("Generation, files", 18, 20),
-    Row("Generation, lines", 3_129, 2_800),
+    Row("Generation, lines", 3_128, 2_800),
     Row("Session, files", 33, 35),
-    Row("Session, lines", 6_784, 5_500),
+    Row("Session, lines", 6_783, 5_500),
     Row("circles, top level", 0, 0),
     Row("circles of files", 0, 0),
     Row("packages in circles", 0, 0),
@@ -64,11 +64,11 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 57, 50),
-    Row("lines of src", 29_957, 22_500),
+    Row("lines of src", 29_954, 22_500),
     Row("lines of lab", 4_957, 4_500),
     Row("lines of engines", 8_468, 7_500),
     Row("callables", 90, 60),
-    Row("annotations Any", 661, 400),
+    Row("annotations Any", 598, 400),
     Row("large classes", 20, 5),
 )
 

@@ -56,7 +56,7 @@ def run(
     """
     config = DemoConfig(video=video, model=model, out=out, steps=steps, guidance=guidance, prompts=prompts, seed=seed)
     check_extra("python -m reference demo", "lab")
-    notes.print("loading the libraries and the reference pipeline")
+    notes.print("loading the libraries")
     from reference.demo.command import run_demo
 
     return 0 if run_demo(config, Console()) else INTERRUPTED

@@ -126,6 +126,7 @@ def run_demo(config: DemoConfig, console: Console) -> bool:
     folder = case.find(config.model)
     earlier = _written_before(config.out)
     check_writable(config.out / RECORD)
+    notes.print(f"loading {folder}", highlight=False)
     pipeline = load_quietly(case, folder)
     notes.print(
         f"{config.prompts} prompts, each in full ({config.full_steps} steps), with each cache, and with as few plain "

@@ -96,10 +96,9 @@ class UnknownNameError(ConfigError):
     ) -> None:
         self.kind, self.given, self.known, self.hint = kind, given, tuple(sorted(known)), hint
         self.listed = self.known if listed is None else tuple(listed)
-        near = difflib.get_close_matches(str(given), self.known, n=1, cutoff=0.5) if self.suggests else []
-        parts = [f"unknown {kind} {given!r}"]
-        if near:
-            parts.append(f"did you mean {near[0]!r}?")
+        longer = [name for name in self.known if name.endswith(f"_{given}")]
+        near = longer or difflib.get_close_matches(str(given), self.known, n=1, cutoff=0.5) if self.suggests else []
+        parts = [f"unknown {kind} {given!r}", *(f"did you mean {name!r}?" for name in near[:1])]
         parts.append(f"known: {', '.join(self.listed) or 'none'}")
         if hint:
             parts.append(hint)

@@ -13,8 +13,16 @@ import omnireuse
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import OmniReuseError, UnknownNameError
 
+NAMES = ["latents", "num_inference_steps", "true_cfg_scale"]
 SCHEDULER = FlowMatchEulerDiscreteScheduler()
 MODEL = torch.nn.Sequential(torch.nn.Sequential(torch.nn.Linear(1, 1)), torch.nn.Linear(1, 1))
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("steps", "num_inference_steps"), ("true_cfg_scal", "true_cfg_scale"), ("latent", "latents")]
+)
+def test_a_name_that_is_meant_is_suggested(given: str, meant: str) -> None:
+    assert f"did you mean {meant!r}?" in str(UnknownNameError("argument", given, NAMES))
 
 
 @pytest.mark.parametrize("given", [SCHEDULER, MODEL], ids=["scheduler", "model"])

@@ -75,9 +75,8 @@ class Signature:
                 )
         for name in names:
             if not self.takes(name):
-                hint = "steps are num_inference_steps" if name == "steps" else ""
                 choices = {*self.defaults, *known} - RESERVED.keys()
-                raise UnknownNameError(f"argument of {self.owner}", name, choices, hint=hint)
+                raise UnknownNameError(f"argument of {self.owner}", name, choices)
 
 
 def _check_encoders(pipeline: Any) -> None:

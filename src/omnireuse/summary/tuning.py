@@ -49,15 +49,14 @@ class Tuning:
     def __str__(self) -> str:
         serves = "every step is computed" if self.computes_all else "the untuned default is used"
         if self.state == "measuring":
-            begins = (
-                "once trial runs have chosen a plan"
-                if self.is_sure
-                else "if trial runs find a plan that is close enough"
-            )
+            then = "reuse begins if trial runs find a plan that is close enough"
+            if self.is_sure:
+                is_used = self.pictures == self.wanted and not self.computes_all
+                then = f"{f'{serves} until' if is_used else 'reuse begins once'} trial runs have chosen a plan"
             text = f"{self.pictures} of {counted(self.wanted, 'picture')} measured"
             why = "" if self.reason == BEGINS else f" ({self.reason})"
             near = self.near and f" ({self.near})"
-            return f"measuring: {text}{why}; reuse begins {begins}{near}"
+            return f"measuring: {text}{why}; {then}{near}"
         if self.state == "off":
             return f"tuning is off{', and every step is computed' if self.computes_all else ''}: {self.reason}"
         if self.state == "waiting":

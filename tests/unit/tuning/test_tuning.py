@@ -343,6 +343,20 @@ def test_bad_arguments_are_refused_at_once(
     assert omnireuse.handle_of(flux.pipe) is None
 
 
+@pytest.mark.parametrize(
+    ("said", "then"),
+    [
+        ({"pictures": 2}, "reuse begins once trial runs have chosen a plan"),
+        ({"pictures": 3}, "the untuned default is used until trial runs have chosen a plan"),
+        ({"pictures": 3, "computes_all": True}, "reuse begins once trial runs have chosen a plan"),
+        ({"pictures": 3, "is_sure": False}, "reuse begins if trial runs find a plan that is close enough"),
+    ],
+)
+def test_measuring_says_what_follows(said: dict[str, Any], then: str) -> None:
+    measuring = omnireuse.Tuning(state="measuring", wanted=3, reason="not done", **said)
+    assert str(measuring) == f"measuring: {said['pictures']} of 3 pictures measured (not done); {then}"
+
+
 def test_the_summary_says_what_is_happening(flux: Tiny, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
         pictures(flux, 2)

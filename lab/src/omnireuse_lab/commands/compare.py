@@ -105,7 +105,7 @@ def run(
     Exit status: 1 if --at-least is missed, 3 if a setting failed.
     """
     source = pipeline_source("compare", model, pipeline)
-    notes.print("loading the libraries and the pipeline")
+    notes.print("loading the libraries and the model")
     from omnireuse.pipelines import function_named
     from omnireuse_lab.compare.methods import method_named
     from omnireuse_lab.compare.run import compare_pipeline, failed_settings, results_file, short_of, show
