@@ -34,7 +34,7 @@ CALLERS: ContextVar[tuple[Any, ...]] = ContextVar("omnireuse_callers", default=(
 
 
 @contextmanager
-def calling(who: Any) -> Iterator[None]:
+def calling(who: object) -> Iterator[None]:
     """Name the pipeline whose call runs within."""
     token = CALLERS.set((*CALLERS.get(), who))
     try:
@@ -110,7 +110,7 @@ def callbacks_aside(
         def called(call: MethodCall) -> Any:
             return call_back(after, call.proceed, *call.args, **call.kwargs)
 
-        def aside(value: Any) -> Any:
+        def aside(value: object) -> Any:
             if not callable(value) or isinstance(value, (type, torch.nn.Module)):
                 return value
             if any(isinstance(vars(cls).get("__call__"), types.FunctionType) for cls in type(value).__mro__):
@@ -140,7 +140,7 @@ def call_back(after: After | None, proceed: Callable[..., Any], *args: object, *
     return result
 
 
-def _changed(before: Mapping[str, tuple[Any, int | None]], result: Any) -> list[str]:
+def _changed(before: Mapping[str, tuple[Any, int | None]], result: object) -> list[str]:
     """The names of what a callback has written to, or returned in place of what it was given."""
     changed = [name for name, (value, seen) in before.items() if seen is not None and value._version != seen]
     for name, value in result.items() if isinstance(result, Mapping) else ():

@@ -100,7 +100,7 @@ class Timetable:
         timesteps: of the scheduler, shape (steps,), or numbers; of another shape they tell no steps.
     """
 
-    def __init__(self, timesteps: Any) -> None:
+    def __init__(self, timesteps: object) -> None:
         found = torch.as_tensor(timesteps)
         self._timesteps = found if found.ndim == 1 else found.new_empty(0)
         self.count, self.begin = len(self._timesteps), 0
@@ -345,7 +345,7 @@ class Clock:
         before, now = table.values[index - 1 : index + 1]
         return before if before != now else None
 
-    def moved_to(self, run: Run, timestep: Any) -> Begin | None:
+    def moved_to(self, run: Run, timestep: object) -> Begin | None:
         """The run that begins at the step whose timestep the scheduler is handed; None if it is the present step's.
 
         Cost: none in a loop over the scheduler's timesteps; a timestep of another tensor on a device is not read.

@@ -197,5 +197,5 @@ class Companions:
         return found
 
 
-def _without_values(result: Any) -> Any:
+def _without_values(result: object) -> Any:
     return pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.new_zeros(()).expand(tensor.shape), result)

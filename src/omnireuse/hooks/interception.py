@@ -122,7 +122,7 @@ def is_optimized(module: torch.nn.Module) -> bool:
     return "OptimizedModule" in (cls.__name__ for cls in type(module).__mro__)
 
 
-def _enter(handler: Handler, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _enter(handler: Handler, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
     """Make a call that an outer interceptor goes on with."""
     return handler(MethodCall(proceed, args, kwargs))
 
@@ -309,7 +309,7 @@ class _Dispatcher:
         if self in _dispatchers:
             _dispatchers.remove(self)
 
-    def is_for(self, definer: Any, name: str) -> bool:
+    def is_for(self, definer: object, name: str) -> bool:
         """True if this handles the method, and its callers meet it first."""
         return self._definer is definer and self._name == name and self.is_outermost
 

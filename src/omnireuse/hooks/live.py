@@ -32,7 +32,7 @@ from omnireuse.hooks.regions.cuts import Cuts
 from omnireuse.hooks.run import MOST_CALLS_A_STEP, Chooser, DenoiserCall, Layout, Region, Run
 from omnireuse.hooks.windows import WINDOW
 from omnireuse.loop.conditions import Seen
-from omnireuse.loop.events import FellBack, Hooks
+from omnireuse.loop.events import Event, FellBack, Hooks
 from omnireuse.loop.generation import layout_of
 from omnireuse.loop.stepper import Stepper
 
@@ -263,7 +263,7 @@ class Live(ABC):
         self._said.say(why)
         self._end()
 
-    def emit(self, event: Any) -> None:
+    def emit(self, event: Event) -> None:
         """Hand an event to the hooks."""
         for hook in self.hooks.all:
             hook(event)
@@ -273,7 +273,7 @@ class Live(ABC):
         return is_called_by(self._pipeline())
 
     @abstractmethod
-    def _handlers(self, name: str, part: Any) -> Mapping[str, Handler]:
+    def _handlers(self, name: str, part: object) -> Mapping[str, Handler]:
         """The handlers of a part's methods."""
 
     @abstractmethod
@@ -336,7 +336,7 @@ def form_of(
     return given, tuple(options), Layout(tuple(tensors), scales, (), denoiser, controls), is_held
 
 
-def previous_sample(result: Any) -> torch.Tensor | None:
+def previous_sample(result: object) -> torch.Tensor | None:
     """The latents that a scheduler's step returned, in whatever form; None if there are none."""
     sample = getattr(result, "prev_sample", None)
     if sample is None and isinstance(result, (tuple, list)) and result:
@@ -468,7 +468,7 @@ class StepRegion(Region):
                 self._cuts.refuse(call, "its input is not the latents of the samples once for each branch")
         return self._cuts.allows(call, samples)
 
-    def _compute_without(self, call: DenoiserCall, reused: Sequence[int | None], last: Any) -> Any:
+    def _compute_without(self, call: DenoiserCall, reused: Sequence[int | None], last: object) -> Any:
         shape, first = self._shape, self._first_call
         assert shape is not None, "samples are known"
         if self._may_divide(call, shape):
@@ -504,7 +504,7 @@ class StepRegion(Region):
             self._inner.undo()
 
 
-def kinds_of(call: DenoiserCall, output: Any) -> int:
+def kinds_of(call: DenoiserCall, output: object) -> int:
     """The number of kinds of latents in a call's output."""
     # Entries with tensors: one may be a list of one tensor an image. What was handed in, such as a cache of keys and
     # values, is no output.

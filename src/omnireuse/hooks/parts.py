@@ -76,7 +76,7 @@ class Parts:
         self._undo(self._on_others)
         self.denoisers, self._others, self.scheduler = [], {}, None
 
-    def _intercept(self, name: str, part: Any, into: list[Interception]) -> None:
+    def _intercept(self, name: str, part: object, into: list[Interception]) -> None:
         handlers = {method: each for method, each in self._route(name, part).items() if hasattr(part, method)}
         into.append(intercept(part, self, handlers))
 

@@ -101,7 +101,7 @@ class Seen(NamedTuple):
     version: int | None
     address: int
 
-    def is_same(self, now: Any, *, is_padded: bool = False) -> bool | None:
+    def is_same(self, now: object, *, is_padded: bool = False) -> bool | None:
         """Whether an input is as this one; None if the content decides, also that of other shapes if it may be
         padded."""
         before = self.value
@@ -125,7 +125,7 @@ def seen(value: Any) -> Seen:
     return Seen(value, version(value), value.data_ptr() if has_address else 0)
 
 
-def _collect(value: Any, name: str, found: dict[str, Any]) -> None:
+def _collect(value: object, name: str, found: dict[str, Any]) -> None:
     """Gather tensors and plain values by their places."""
     if isinstance(value, _LEAVES):
         found[name] = value
@@ -156,6 +156,6 @@ def _is_other(before: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
     return (now[common] != before[common]).any() | of_both[0] | of_both[1]
 
 
-def version(value: Any) -> int | None:
+def version(value: object) -> int | None:
     """The number of changes in place of a tensor; None if they are not counted, or for what is no tensor."""
     return value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None

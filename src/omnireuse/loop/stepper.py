@@ -54,7 +54,7 @@ class Stepper(ABC):
             None if nothing can stand in: call the model, and ask again with its output.
         """
 
-    def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:  # noqa: B027  # most look at the sum alone
+    def see(self, denoiser: int, output: object, kinds: int = 1) -> None:  # noqa: B027  # most look at the sum alone
         """Take the output of a branch of guidance at this step, from hosts that see the branches.
 
         Args:

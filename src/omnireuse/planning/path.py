@@ -109,14 +109,14 @@ def branches_of(calls: Sequence[tuple[Hashable, Any]], like: torch.Tensor) -> li
     return outputs if is_plain else None
 
 
-def copied(output: Any, device: torch.device | None = None) -> Any:
+def copied(output: object, device: torch.device | None = None) -> Any:
     """A denoiser's return value with copies of its tensors: its next call may overwrite them (CUDA graphs).
 
     Args:
         device: of the copies; None for where the tensors are.
     """
 
-    def copy_of(leaf: Any) -> Any:
+    def copy_of(leaf: object) -> Any:
         return leaf.to(device or leaf.device, copy=True) if isinstance(leaf, torch.Tensor) else leaf
 
     return pytree.tree_map(copy_of, output)

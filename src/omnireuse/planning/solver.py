@@ -65,7 +65,7 @@ class Arithmetic:
         return (latents.float() - self.without) / self.factor
 
 
-def next_latents(result: Any) -> torch.Tensor:
+def next_latents(result: object) -> torch.Tensor:
     """The latents in what a scheduler's step returned.
 
     Raises:

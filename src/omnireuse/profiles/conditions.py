@@ -242,7 +242,7 @@ def _as_tuple(text: str | None) -> tuple[str, ...]:
     return () if text is None else (text,)
 
 
-def _reference(value: Any) -> Callable[[], Any]:
+def _reference(value: object) -> Callable[[], Any]:
     try:
         return weakref.ref(value)
     except TypeError:

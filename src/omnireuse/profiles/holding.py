@@ -153,5 +153,5 @@ def _in_memory(module: torch.nn.Module) -> dict[str, Any]:
     return state
 
 
-def _entry(holder: Any, name: str) -> Any:
+def _entry(holder: object, name: str) -> Any:
     return holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, None)

@@ -42,7 +42,7 @@ class Target:
     value: float = 0.0
 
     @classmethod
-    def of(cls, place: str, /, **given: Any) -> Target:
+    def of(cls, place: str, /, **given: object) -> Target:
         """The target among keywords. None is left out.
 
         Args:
@@ -85,7 +85,7 @@ class Target:
         return _WORDS[TARGETS.index(self.name)].format(self.value) if self.name else "default"
 
 
-def _checked(place: str, name: str, value: Any) -> float:
+def _checked(place: str, name: str, value: object) -> float:
     must, is_in_range = _MUST[name]
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise kind_error(place, name, f"be {must}", value, do=as_number(name, value))

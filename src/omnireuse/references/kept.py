@@ -75,7 +75,7 @@ def _conditions(split: Split, module: torch.nn.Module, arguments: Mapping[str, A
     return leaves, (structure, autocast, adapter_scales(module) if "peft_config" in vars(module) else None)
 
 
-def _are_comparable(before: Any, now: Any) -> bool:
+def _are_comparable(before: object, now: object) -> bool:
     """True if they are equal, or tensors of the same shape, dtype and device."""
     if isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor):
         return (before.shape, before.dtype, before.device) == (now.shape, now.dtype, now.device)

@@ -40,6 +40,6 @@ class PictureBar:
             bar.close()
 
 
-def _can_go_on(bar: Any) -> bool:
+def _can_go_on(bar: object) -> bool:
     """Whether it is a bar of tqdm that is shown."""
     return getattr(bar, "disable", True) is False and hasattr(bar, "n") and callable(getattr(bar, "refresh", None))

@@ -64,7 +64,7 @@ class Callback:
     def _intercepted(self, call: MethodCall) -> Any:
         return self._called(call.proceed, *call.args, **call.kwargs)
 
-    def _called(self, proceed: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _called(self, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         given = {name: value for each in args if isinstance(each, Mapping) for name, value in each.items()}
         tensors = given or {f"argument {place}": each for place, each in enumerate(args)}
         marks = {name: [(each, _mark(each)) for each in _tensors(value)] for name, value in tensors.items()}
@@ -82,7 +82,7 @@ class Callback:
         return result
 
 
-def _name(callback: Any) -> str:
+def _name(callback: object) -> str:
     """Which function a callback is, whatever it has captured."""
     while isinstance(callback, functools.partial):
         callback = callback.func
@@ -100,7 +100,7 @@ def _is_changed(value: torch.Tensor, mark: int | torch.Tensor) -> bool:
     return not torch.equal(value, mark) if isinstance(mark, torch.Tensor) else value._version != mark
 
 
-def _is_same(value: Any, given: Any) -> bool:
+def _is_same(value: object, given: object) -> bool:
     """Whether a callback has returned what it was given."""
     if value is given:
         return True
@@ -122,9 +122,9 @@ def _settings(pipeline: Any) -> dict[str, Any]:
     }
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
+def _tensors(value: object) -> list[torch.Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def _cloned(leaf: Any) -> Any:
+def _cloned(leaf: object) -> Any:
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf

@@ -80,7 +80,7 @@ class Configuration(Record, frozen=True, kw_only=True):
         call = {**self.call, "num_inference_steps": str(len(self.noises))}
         return ", ".join(f"{name}={text:.40}" for name, text in call.items() if text != "None")
 
-    def profile(self, plans: Mapping[int, Plan], **found: Any) -> Profile:
+    def profile(self, plans: Mapping[int, Plan], **found: object) -> Profile:
         """The plans, by their number of computed steps, as a profile; `found` has its further attributes."""
         conditions, call = self.conditions, dict(self.call)
         if scales_of({name: read_argument(text) for name, text in call.items()}).get("true_cfg_scale", 1.0) > 1:

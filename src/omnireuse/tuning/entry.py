@@ -217,7 +217,7 @@ class TuningEntry:
         """Note that the picture is made."""
         self.ended = monotonic()
 
-    def learn(self, recording: Recording, replay: Any) -> bool:
+    def learn(self, recording: Recording, replay: object) -> bool:
         """Note a measured call, or why that failed. The calls of few configurations are kept with this one.
 
         Args:

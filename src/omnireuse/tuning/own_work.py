@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
@@ -62,7 +62,7 @@ class OwnWork:
                 self.emit(FellBack("the untuned default"))
             raise UnexpectedError(text) from error
 
-    def of(self, make: Callable[..., T], *args: Any) -> T:
+    def of(self, make: Callable[..., T], *args: object) -> T:
         """What `make` returns; it is work of tuning's own."""
         with self():
             return make(*args)

@@ -104,7 +104,7 @@ class Recording(Stepper):
         self._kind = kind
         return True
 
-    def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
+    def see(self, denoiser: int, output: object, kinds: int = 1) -> None:
         if kinds > 1 and self.failure is None:
             self.fail(NotTunableError(f"the denoiser returns {kinds} kinds of latents"))
         self.keep(lambda: self._step.calls.append((denoiser, copied(output))))
@@ -126,7 +126,7 @@ class Recording(Stepper):
         self.steps.clear()
         self.scheduler, self._step = None, RecordedStep()
 
-    def keep(self, note: Callable[..., None], *values: Any) -> None:
+    def keep(self, note: Callable[..., None], *values: object) -> None:
         """Note values, as long as something can be learnt."""
         if self.failure is not None:
             return
@@ -136,7 +136,7 @@ class Recording(Stepper):
             logger.warning("measuring ended within a picture, which goes on: %s", in_words(error))
             self.fail(error)
 
-    def _note_step(self, given: Mapping[str, Any], output: Any, sample: torch.Tensor) -> None:
+    def _note_step(self, given: Mapping[str, Any], output: object, sample: torch.Tensor) -> None:
         """Note what the scheduler's step is about to get; the branches were seen before, by hosts that see them."""
         if not isinstance(output, torch.Tensor):
             self.fail(NotTunableError(f"the model predicts {type(output).__name__} and not one tensor"))
@@ -189,7 +189,7 @@ class Recording(Stepper):
         # Copies: engines overwrite one buffer at every step.
         return value.detach().clone() if self._device is None else value.detach().to(self._device, copy=True)
 
-    def _moved(self, value: Any) -> Any:
+    def _moved(self, value: object) -> Any:
         return value.to(self._device) if isinstance(value, torch.Tensor) else value
 
 

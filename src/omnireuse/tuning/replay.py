@@ -155,12 +155,12 @@ def _handling(pipeline: Any, owner: object, handler: Callable[[str], Handler]) -
         yield
 
 
-def _kept(leaf: Any) -> Any:
+def _kept(leaf: object) -> Any:
     # A call may change an object with fields of its own, such as an engine's request.
     return Snapshot(leaf) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type) else _copied(leaf)
 
 
-def _copied(leaf: Any) -> Any:
+def _copied(leaf: object) -> Any:
     if isinstance(leaf, Snapshot):
         return leaf.restored()
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
@@ -196,7 +196,7 @@ class Snapshot:
         NotTunableError: it holds something that cannot be copied.
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self._kept: list[Any] = []
         file = io.BytesIO()
         try:
@@ -220,7 +220,7 @@ class _Pickler(pickle.Pickler):
         super().__init__(file, protocol=pickle.HIGHEST_PROTOCOL)
         self._kept, self._places = kept, dict[int, tuple[int, Any]]()
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         if not isinstance(obj, (torch.Tensor, *_SHARED)):
             return None
         if id(obj) not in self._places:

@@ -49,7 +49,7 @@ class TrialStepper(Stepper):
         self._known = step if is_due and step < self._first_unknown else None
         return is_due and self._known is None
 
-    def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
+    def see(self, denoiser: int, output: object, kinds: int = 1) -> None:
         self._seen += 1
         if self._seen > self._full.calls:
             raise StateError("a trial run has more calls of the denoiser in a step than the full run")
@@ -101,7 +101,7 @@ class FitStepper(Stepper):
     def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         return self._run.computes
 
-    def see(self, denoiser: int, output: Any, kinds: int = 1) -> None:
+    def see(self, denoiser: int, output: object, kinds: int = 1) -> None:
         self._made.append((denoiser, copied(output)))
 
     def use(

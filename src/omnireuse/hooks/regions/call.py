@@ -115,6 +115,6 @@ def _samples(
     return samples
 
 
-def _shape_only(leaf: Any) -> Any:
+def _shape_only(leaf: object) -> Any:
     # Enough to rebuild the structure, without keeping the data alive.
     return torch.empty_like(leaf, device="meta") if isinstance(leaf, torch.Tensor) else leaf

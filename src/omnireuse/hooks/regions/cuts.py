@@ -73,7 +73,7 @@ class Cuts:
         """Compute calls of this configuration whole, as those of the other's."""
         self.refuse(call, self._whole[other.configuration])
 
-    def compute(self, call: DenoiserCall, rows: Sequence[int], last: Any = None) -> Any:
+    def compute(self, call: DenoiserCall, rows: Sequence[int], last: object = None) -> Any:
         """The result of a call, whose other rows need not be computed.
 
         Args:
@@ -104,7 +104,7 @@ class Cuts:
         pairs = zip(before, computed, strict=True)
         return unflattened([_filled(old, call.batch, rows, new) for old, new in pairs], form)
 
-    def is_divided(self, call: DenoiserCall, result: Any) -> bool:
+    def is_divided(self, call: DenoiserCall, result: object) -> bool:
         """True if a result of the whole call has a row for each of the batch; otherwise such calls are not cut."""
         if not (found := _is_batch(result, call.batch)):
             self.refuse(call, "its result has no row for each of them")
@@ -151,7 +151,7 @@ def _filled(old: Any, batch: int, rows: Sequence[int], new: Any) -> Any:
     return with_rows(new.new_zeros((batch, *new.shape[1:])) if old is None else old, rows, new)
 
 
-def _difference(call: DenoiserCall, whole: Any, part: Any, rows: Sequence[int]) -> str | None:
+def _difference(call: DenoiserCall, whole: object, part: object, rows: Sequence[int]) -> str | None:
     """What tells the rows' results of a cut call from those of the whole call; None for nothing but rounding.
 
     Rounding depends on the order of sums, and kernels choose that by shape. In float32 it leaves 1e-7 to 1e-5 of the
@@ -180,12 +180,12 @@ def _are_off(expected: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     return torch.logical_not(off <= limit * size)
 
 
-def _is_batch(result: Any, batch: int) -> bool:
+def _is_batch(result: object, batch: int) -> bool:
     tensors, _ = _tensors(result, batch)
     return bool(tensors) and all(tensor.ndim > 0 and tensor.shape[0] == batch for tensor in tensors)
 
 
-def _tensors(result: Any, batch: int) -> tuple[list[torch.Tensor], Any]:
+def _tensors(result: object, batch: int) -> tuple[list[torch.Tensor], Any]:
     leaves, form = flattened(result, batch)
     return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)], form
 
@@ -199,7 +199,7 @@ def opaque(call: DenoiserCall) -> str | None:
     return None
 
 
-def _copied(tree: Any) -> Any:
+def _copied(tree: object) -> Any:
     return pytree.tree_map_only(torch.Tensor, torch.clone, tree)
 
 
@@ -213,7 +213,7 @@ def _writes(call: DenoiserCall, given: Mapping[str, Any], untouched: Mapping[str
     return False
 
 
-def _are_equal(some: Any, other: Any) -> bool:
+def _are_equal(some: object, other: object) -> bool:
     if not isinstance(some, torch.Tensor) or not isinstance(other, torch.Tensor):
         return bool(some == other)
     return some.shape == other.shape and bool(((some == other) | (some != some)).all())

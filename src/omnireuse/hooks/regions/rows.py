@@ -41,7 +41,7 @@ def rows_of(
     }
 
 
-def _cut(value: Any, rows: torch.Tensor, batch: int, declared: Dimension, *, is_argument: bool = True) -> Any:
+def _cut(value: object, rows: torch.Tensor, batch: int, declared: Dimension, *, is_argument: bool = True) -> Any:
     dimension = declared if isinstance(declared, int) else None
     if isinstance(value, torch.Tensor):
         length = value.shape[dimension or 0] if value.ndim > (dimension or 0) else 0
@@ -83,7 +83,7 @@ def differing_parts(
 
 
 def _parts(
-    value: Any, rows: Sequence[int], batch: int, but: Collection[Hashable], path: tuple[Any, ...] = ()
+    value: object, rows: Sequence[int], batch: int, but: Collection[Hashable], path: tuple[Any, ...] = ()
 ) -> Iterator[tuple[Hashable, Any, Any]]:
     """Each place with as many entries as the batch has rows: those of some rows, and as many first ones."""
     if isinstance(value, torch.Tensor):
@@ -102,7 +102,7 @@ def _parts(
             yield from _parts(item, rows, batch, but, (*path, key))
 
 
-def _are_alike(some: Any, others: Any) -> bool:
+def _are_alike(some: object, others: object) -> bool:
     pairs = zip(pytree.tree_leaves(some), pytree.tree_leaves(others), strict=False)
     return pytree.tree_structure(some) == pytree.tree_structure(others) and all(
         torch.equal(a, b) if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) else a is b or a == b
