@@ -1,6 +1,7 @@
 """`torch.compile` on real diffusers pipelines: results are equal, calls hit, and nothing is compiled again."""
 
 import functools
+import itertools
 import threading
 from types import MethodType
 
@@ -64,28 +65,35 @@ def while_encoding(action):
 
 
 STARTS = ("warm", "cold here", "cold there")
-CASES = [(name, [*IDIOMS][k % 6], STARTS[(k + k // 6) % 3]) for k, name in enumerate(PIPELINES)]
-"""Each pipeline once: `test_wide_look` has each idiom warm and cold, on a pipeline that compiles fast."""
+ONCE = [(name, [*IDIOMS][k % 6], STARTS[(k + k // 6) % 3]) for k, name in enumerate(PIPELINES)]
+CASES = [*ONCE, *sorted({*itertools.product(["flux"], IDIOMS, STARTS)} - {*ONCE})]
+"""Each pipeline once, and one of them in each way."""
 
 
 @pytest.mark.filterwarnings("ignore")  # of Dynamo, about code that it does not trace
-@pytest.mark.parametrize(("name", "idiom", "start"), sweep(CASES, quick=CASES[:3]))
+@pytest.mark.parametrize(("name", "idiom", "start"), sweep(CASES, quick=ONCE[:3]))
 @torch.no_grad()
 def test_compiled_code_gives_equal_results_and_compiles_once(name, idiom, start, monkeypatch):
     tokenizers = transformers.PreTrainedTokenizerFast
     monkeypatch.setattr(tokenizers, "__call__", torch.compiler.disable(tokenizers.__call__))  # hundreds of frames
     torch._dynamo.reset()
-    (build, kwargs), graphs, found = ALL[name], [], []
-    pipeline, twin = build(), build()
-    if idiom == "helper":
-        helped(pipeline), helped(twin)
-    IDIOMS[idiom](pipeline, functools.partial(torch.compile, backend=lambda g, _: graphs.append(g) or g))
+    build, kwargs = ALL[name]
+
+    def compiled(graphs):
+        made = helped(build()) if idiom == "helper" else build()
+        IDIOMS[idiom](made, functools.partial(torch.compile, backend=lambda g, _: graphs.append(g) or g))
+        return made
+
+    graphs, without, found = [], [], []
+    twin, pipeline = compiled(without), compiled(graphs)
     own = pipeline.encode_prompt
 
     def call(function):
         return function(prompt="a cat", **kwargs)
 
     want = call(twin.encode_prompt)
+    expected = len(without)
+    torch._dynamo.reset()
     if start == "warm":
         call(own)
     cache = install_prompt_embed_cache(pipeline)
@@ -93,8 +101,7 @@ def test_compiled_code_gives_equal_results_and_compiles_once(name, idiom, start,
         while_encoding(lambda: found.append(call(pipeline.encode_prompt)))
     for _ in range(3):
         found.append(call(pipeline.encode_prompt))
-    number = len(graphs)
-    assert number > 0
+    assert len(graphs) == expected > 0
     # A result is not stored if something was compiled meanwhile.
     assert cache.hits == len(found) - (1 if start == "warm" else 2)
     for each in found:
@@ -110,4 +117,4 @@ def test_compiled_code_gives_equal_results_and_compiles_once(name, idiom, start,
     assert len(found) == 5
     for each in found:
         same(each, new)
-    assert len(graphs) == number
+    assert len(graphs) == expected
