@@ -197,10 +197,11 @@ def omnigen(step: int, text: int, config: Any) -> dict[str, Any]:
 
 
 def ideogram_4(step: int, text: int, config: Any) -> dict[str, Any]:
-    # Text tokens are marked 3 and image tokens 2.
+    # Text tokens are marked 3 and image tokens 2. Branches have latents of their own, which must follow each other from
+    # step to step, as those of a window do.
     count = text + 16
     return {
-        "hidden_states": tensor(1, count, 4, seed=step),
+        "hidden_states": tensor(1, count, 4, seed=text) + 0.5 * tensor(1, count, 4, seed=step),
         "timestep": time(step),
         "encoder_hidden_states": tensor(1, count, 16, seed=text),
         "position_ids": torch.arange(count)[None, :, None].expand(1, count, 3),
