@@ -49,7 +49,7 @@ def test_a_pipeline_from_a_function_is_compared_with_its_own_pictures(run: Run, 
     given = ("--pipeline", "custom:make_signed", "--pictures", "custom:unsigned", "--steps", "6")
     status, _, said = run("compare", *given, "--only", "fewer-steps", "default")
     assert status == 0
-    assert said.startswith("Signed on cpu in float32; prompts: 4, methods: 2")
+    assert said.startswith("loading the libraries and the model Signed on cpu in float32; prompts: 4, methods: 2")
     pareto = read_comparison(tmp_path / "out.json")
     assert pareto.cases[0].pipeline == "Signed"
     assert not [point.error for point in pareto.cases[0].points if point.error]
@@ -64,7 +64,7 @@ def test_a_pipeline_is_calibrated_and_compared_in_the_dtype_that_was_asked_for(r
     (tmp_path / "out.json").unlink()
     status, _, said = run("compare", *given, "--steps", "4", "--only", "default")
     assert status == 0
-    assert said.startswith("Whole on cpu in bfloat16")
+    assert "Whole on cpu in bfloat16" in said
     assert read_comparison(tmp_path / "out.json").environment["dtype"] == "bfloat16"
 
 
