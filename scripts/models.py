@@ -52,6 +52,11 @@ sound to a private copy of the scheduler, or to a scheduler of its own.
 `enable` then go on in region `call`, with a warning and a count in `summary().fallbacks`. A cache that a denoiser
 returns unchanged (the keys and values of AnyFlow FAR) does not count as latents.
 
+**Computed in full.** `StableDiffusionPanoramaPipeline` steps its scheduler once for each window, and the frames of
+`SkyReelsV2DiffusionForcingPipeline` have timesteps and schedulers of their own. Every step is computed, bit for bit,
+and the log and `summary()` say why. With `ar_step=0` all frames of SkyReels share their timesteps: use region `call`,
+and call `handle.advance()` in `callback_on_step_end`.
+
 ## Modular pipelines
 
 Call `enable` on a modular pipeline as on any other. If it makes sound beside frames (Echo, LTX-2, MiniMax H3), it runs
