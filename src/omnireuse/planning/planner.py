@@ -11,7 +11,7 @@ those of fitted weights here, and come from full runs alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from omnireuse.planning.path import OutputProducts
 from omnireuse.policies.spread import cheapest_path
 
-__all__ = ["DISTURBANCE", "Planner"]
+__all__ = ["DISTURBANCE", "Planner", "planned"]
 
 Array = NDArray[np.float64]
 
@@ -126,6 +126,13 @@ class Planner:
         costs, last = (self._errors @ shares).reshape(self._longest, -1), (self._last @ shares).ravel()
         path = cheapest_path(origins, targets, costs[gaps - 1, origins], last, budget - 1)
         return tuple(state // self._longest**2 for state in path)
+
+
+def planned(
+    runs: Sequence[OutputProducts], coordinates: Iterable[float], budget: int, growth: float
+) -> tuple[int, ...]:
+    """The schedule of `budget` computed steps with the least error expected, from full runs; as `Planner`."""
+    return Planner(OutputProducts.joined(runs), coordinates, fewest=budget, growth=growth).best(budget)
 
 
 class _Sums:

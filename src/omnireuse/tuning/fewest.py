@@ -12,6 +12,7 @@ from omnireuse.errors import UnsupportedModelError
 from omnireuse.forecasters import Blend
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.path import OutputProducts
+from omnireuse.planning.planner import planned
 from omnireuse.profiles.coverage import bound_of_few
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import JUDGED, Budget
@@ -22,7 +23,9 @@ from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials
 __all__ = ["FewestSteps", "bounds", "count_for", "search_for"]
 
 GROWTHS = {"tolerance": 0.0, "quality": 2.0}
-"""What plans assume of errors on their way (`Planner`): a tolerance is of the final latents, a quality of pictures."""
+"""What plans assume of errors on their way (`planned`): a tolerance is of the final latents, a quality of pictures."""
+GIVEN_GROWTHS = (0.0, 2.0)
+"""The same for a given number of steps: trials decide (``python -m bench tune``)."""
 LARGEST_SPEEDUP = 7
 """All steps over the fewest computed steps that are tried."""
 FIRST = {"tolerance": 0.8, "quality": 0.5}
@@ -51,7 +54,8 @@ class FewestSteps(Search):
     """
 
     def __init__(self, budget: Budget, earlier: Sequence[OutputProducts] = ()) -> None:
-        super().__init__(budget.noises, earlier)
+        super().__init__(budget.noises)
+        self._earlier = earlier
         self._rule, self._quality, name, self._value = (
             budget.rule,
             budget.aim.quality,
@@ -93,7 +97,8 @@ class FewestSteps(Search):
         count = min(max(wanted, fewest), most)
         if fewest > count or count in self._tried:
             return None
-        steps = self._planned(_fitted_to(calls), count, self._growth)
+        products = [*self._earlier, *(call.full.products for call in _fitted_to(calls))]
+        steps = planned(products, self._noises, count, self._growth)
         fits = all(call.full.unfit is None for call in calls)
         candidate = (
             Candidate.of_fit(steps, self._total, FITTED_TO) if fits else Candidate(steps=steps, total=self._total)
@@ -153,12 +158,22 @@ def search_for(
     pictures: int,
     kept: Sequence[CandidateRecord],
 ) -> Search:
-    """The search for a budget; arguments as of `GivenSteps`.
+    """The search for a budget.
+
+    Args:
+        calls, pictures, kept: as of `GivenSteps`.
+        earlier: what is known of calls of other processes.
 
     A further axis of plans is a `Search` around this one: once nothing is `due` here, it tries its candidates on the
     `plan` that this has, and returns that plan with the field of the one that it takes.
     """
-    return FewestSteps(budget, earlier) if budget.aim else GivenSteps(budget, calls, earlier, pictures, kept)
+    if budget.aim:
+        return FewestSteps(budget, earlier)
+    products = [*earlier, *(call.full.products for call in calls)]
+    schedules = (
+        [] if kept else [planned(products, budget.noises, len(budget.steps), growth) for growth in GIVEN_GROWTHS]
+    )
+    return GivenSteps(budget, calls, schedules, pictures, kept)
 
 
 def _fitted_to(calls: Sequence[MeasuredCall]) -> Sequence[MeasuredCall]:
