@@ -12,11 +12,11 @@ from diffusers import FluxTransformer2DModel
 from peft import LoraConfig
 
 import omnireuse
+from engines.tests.waves.played import Engine, request
 from omnireuse.loop.conditions import Conditions
 from tests.helpers import tiny
 from tests.helpers.sweep import crossed
 from tests.helpers.tiny import Tiny, tensor
-from tests.helpers.waves import Engine, request
 from tests.models.diffusion.pipelines import image
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*FluxPosEmbed")  # deprecated, and used by the ControlNet of diffusers
