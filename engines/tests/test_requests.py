@@ -17,7 +17,7 @@ import omnireuse
 from omnireuse import Profile
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.pipelines.call_arguments import Calls
-from omnireuse.tuning.replay import Snapshot
+from omnireuse.tuning.replay import ArgumentCopy
 from omnireuse_engines.settings import RequestSettings, ServerSettings
 from omnireuse_engines.whole import WholeRequests
 from reference.case import IMAGES
@@ -182,7 +182,7 @@ def test_what_has_chosen_a_plan_is_not_tuned(fixed: dict[str, Any]) -> None:
 def test_a_snapshot_is_what_the_argument_was() -> None:
     given = request(3)
     given.notes.append(torch.ones(2))
-    snapshot = Snapshot(given)
+    snapshot = ArgumentCopy(given)
     given.notes[0].zero_()
     given.notes.append(torch.zeros(1))
     one, other = snapshot.restored(), snapshot.restored()
@@ -191,7 +191,7 @@ def test_a_snapshot_is_what_the_argument_was() -> None:
     assert (len(other.notes), other.generator) == (1, given.generator)
     assert snapshot.generators == [given.generator]
     with pytest.raises(StateError, match="an argument of Request cannot be copied"):
-        Snapshot(request(0, lock=threading.Lock()))
+        ArgumentCopy(request(0, lock=threading.Lock()))
 
 
 def test_a_request_with_a_target_of_its_own_is_no_news_of_tuning(caplog: pytest.LogCaptureFixture) -> None:
