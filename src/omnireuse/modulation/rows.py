@@ -52,7 +52,7 @@ class Rows:
     """
 
     def __init__(
-        self, pipeline: Any, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
+        self, pipeline: object, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
     ) -> None:
         self._pipelines: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.join(pipeline)
@@ -65,7 +65,7 @@ class Rows:
         self.pictures = self._before = 0  # the latter: calls computed before the schedule of the last picture was set
         self._schedules: list[list[torch.Tensor]] = []
 
-    def join(self, pipeline: Any) -> None:
+    def join(self, pipeline: object) -> None:
         """Know the schedulers of a pipeline, for as long as it lives."""
         if hasattr(pipeline, "__weakref__"):
             self._pipelines[id(pipeline)] = pipeline

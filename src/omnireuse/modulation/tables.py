@@ -247,7 +247,7 @@ class Tables:
         call.filled.append(key)
         return row
 
-    def _meet(self, call: Call, value: Any) -> None:
+    def _meet(self, call: Call, value: object) -> None:
         """Take a value that was read before its rows are used."""
         with self._lock:
             is_return, is_unverified = self._rounds.meet(value, call.number)
@@ -390,7 +390,7 @@ class Rounds:
         self._met: OrderedDict[Any, tuple[int, int]] = OrderedDict()
         """Number of the latest call with each value, and when that was."""
 
-    def meet(self, value: Any, number: int) -> tuple[bool, bool]:
+    def meet(self, value: object, number: int) -> tuple[bool, bool]:
         """Whether a value is of an earlier round, and whether the weights are to be verified before its rows are used:
         they were not since it was met, as far as that can be told.
 
