@@ -233,8 +233,8 @@ class _Search:
                 steps = tuple(sorted(Spread(num_computed=budget).schedule(self._runs.steps, noises)))
                 self.plans[budget] = Plan(steps=steps, forecaster="blend", psnr=None, held_out=())
             return
-        products, growths = OutputProducts.joined(self._products), GROWTHS
-        planners = {each: Planner(products, noises, fewest=self._budgets[0], growth=each) for each in growths}
+        growths = GROWTHS
+        planners = {each: Planner(self._products, noises, fewest=self._budgets[0], growth=each) for each in growths}
         for budget in self._budgets:
             schedules: dict[tuple[int, ...], float] = {}
             for growth in growths:

@@ -17,7 +17,7 @@ from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Chooser, Chosen, Region, RunStart
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
-from omnireuse.named.measuring import Seen
+from omnireuse.named.measuring import WatchedRun
 from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.named.step_caches import mag_cache
 from omnireuse.noise.schedulers import noise_levels
@@ -65,7 +65,7 @@ class PromptRuns(PipelineTrials):
     def __init__(self, pipeline: Any, prompts: Sequence[str], *, call: Mapping[str, Any], **options: Any) -> None:
         self.pipeline, self.prompts, self.steps = pipeline, list(prompts), int(call["num_inference_steps"])
         self.made: dict[range, list[Picture]] = {}
-        self.seen: dict[range, Seen] = {}
+        self.seen: dict[range, WatchedRun] = {}
         self.blocks_unseen = ""
         self._caller = Caller(pipeline, self.prompts, call=call, **options)
 
@@ -104,19 +104,17 @@ class PromptRuns(PipelineTrials):
         if recording.made != self.steps or (record and not recording.is_whole):
             why = (record and recording.failure) or "a run ended before its last step"
             raise StateError(f"nothing can be calibrated: {why}")
-        self.made[places], self.seen[places] = pictures, Seen.of(strategy.forecaster, handle.events, self.steps)
-        return self._fitting(recording) if record else None
-
-    def _fitting(self, recording: Recording) -> FullRun | None:
-        """The full run; None, with a line in the log, if no weights can be fitted on it."""
+        self.made[places], self.seen[places] = pictures, WatchedRun.of(strategy.forecaster, handle.events, self.steps)
+        if not record:
+            return None
         try:
             full = FullRun.of(recording)
+            if full.unfit is not None:
+                raise UnsupportedModelError(full.unfit)
         except UnsupportedModelError as error:
             logger.warning("%s", error)
             return None
-        if full.unfit is not None:
-            logger.warning("%s", full.unfit)
-        return full if full.unfit is None else None
+        return full
 
     def _watching(self) -> Strategy:
         """Computes every step, and watches the blocks if it can."""

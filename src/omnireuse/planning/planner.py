@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from omnireuse.planning.path import OutputProducts
 from omnireuse.policies.spread import cheapest_path
 
-__all__ = ["DISTURBANCE", "Planner", "planned"]
+__all__ = ["DISTURBANCE", "Planner"]
 
 Array = NDArray[np.float64]
 
@@ -42,7 +42,7 @@ class Planner:
     logarithm over the samples, as the mean PSNR has: samples are weighted by the inverse of their errors, in rounds.
 
     Args:
-        outputs: of full runs.
+        runs: what is known of full runs, at least one.
         fewest: the smallest number of computed steps that is planned for, ≥ 2.
         growth: how errors grow on their way to the final latents, beyond what the scheduler's arithmetic makes of
             them: an error at the noise fraction s grows by exp(growth · s), squared.
@@ -50,13 +50,9 @@ class Planner:
     """
 
     def __init__(
-        self,
-        outputs: OutputProducts,
-        coordinates: Iterable[float],
-        *,
-        fewest: int,
-        growth: float,
+        self, runs: Sequence[OutputProducts], coordinates: Iterable[float], *, fewest: int, growth: float
     ) -> None:
+        outputs = OutputProducts.joined(runs)
         self._steps = len(outputs.effects)
         self._longest = min(math.ceil(LONGEST_GAP * self._steps / fewest), self._steps - 1)
         self._grown = np.exp(growth * np.clip([*coordinates, 0.0], 0.0, 1.0))
@@ -126,13 +122,6 @@ class Planner:
         costs, last = (self._errors @ shares).reshape(self._longest, -1), (self._last @ shares).ravel()
         path = cheapest_path(origins, targets, costs[gaps - 1, origins], last, budget - 1)
         return tuple(state // self._longest**2 for state in path)
-
-
-def planned(
-    runs: Sequence[OutputProducts], coordinates: Iterable[float], budget: int, growth: float
-) -> tuple[int, ...]:
-    """The schedule of `budget` computed steps with the least error expected, from full runs; as `Planner`."""
-    return Planner(OutputProducts.joined(runs), coordinates, fewest=budget, growth=growth).best(budget)
 
 
 class _Sums:

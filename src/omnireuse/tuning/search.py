@@ -265,7 +265,7 @@ class GivenSteps(Search):
         planned: schedules that are tried beside that of the budget.
         pictures: that each candidate follows, ≥ 1.
         kept: what an earlier process has tried; the candidates are made from it in place of these schedules.
-        most_work: of the trial runs on one call, in full runs.
+        most_work: of the trials of one call, in full runs.
     """
 
     def __init__(
