@@ -67,12 +67,12 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 57, 50),
-    Row("lines of src", 29_948, 22_500),
+    Row("lines of src", 29_947, 22_500),
     Row("lines of lab", 4_957, 4_500),
     Row("lines of engines", 8_467, 7_500),
     Row("callables", 90, 60),
     Row("annotations Any", 405, 400),
-    Row("large classes", 20, 5),
+    Row("large classes", 18, 5),
     Row("names of two things", 2, 0),
 )
 HOUSES = (
@@ -87,7 +87,7 @@ HOUSES = (
     Row("hooks", 4_173, 3_130),
     Row("loop", 1_544, 1_160),
     Row("models", 652, 490),
-    Row("modulation", 1_553, 1_160),
+    Row("modulation", 1_552, 1_160),
     Row("named", 1_144, 860),
     Row("noise", 493, 370),
     Row("pipelines", 968, 730),
