@@ -52,10 +52,8 @@ PIPELINE_FUNCTION = "{command}(--pipeline {pipeline!r}): must be PACKAGE:FUNCTIO
 
 # --- caches of autoregressive engines ---
 
-HELD_WITH_ANOTHER_SIZE = (
-    "EncoderCacheManager.allocate{given}: held with {held} encoder tokens, got {tokens}; free it first"
-)
-NO_FREE_SLOTS = "EncoderCacheManager.allocate{given}: got {tokens} encoder tokens with {free} of {size} free; ask can_allocate first"
+HELD_WITH_ANOTHER_SIZE = "allocate{given}: held with {held} encoder tokens, got {tokens}; free it first"
+NO_FREE_SLOTS = "allocate{given}: got {tokens} encoder tokens with {free} of {size} free; ask can_allocate first"
 ITEM_OVER_BATCH = (
     "scheduler_config(max_num_batched_tokens={got}): field must be at least {least}, the largest {modality} item, "
     "while disable_chunked_mm_input is set; raise it to {least} or allow chunking"
