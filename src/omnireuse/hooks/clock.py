@@ -124,7 +124,7 @@ class Timetable:
             return None
         if given.untyped_storage().data_ptr() != mine.untyped_storage().data_ptr():
             return None
-        place = given.storage_offset() - mine.storage_offset()
+        place = int(given.storage_offset() - mine.storage_offset())
         return place if 0 <= place < len(mine) else None
 
     def find(self, given: Any, near: int) -> int | None:
