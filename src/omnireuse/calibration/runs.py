@@ -109,12 +109,13 @@ class PromptRuns(PipelineTrials):
             return None
         try:
             full = FullRun.of(recording)
-            if full.unfit is not None:
-                raise UnsupportedModelError(full.unfit)
         except UnsupportedModelError as error:
-            logger.warning("%s", error)
-            return None
-        return full
+            full, unfit = None, str(error)
+        else:
+            unfit = full.unfit or ""
+        if unfit:
+            logger.warning("%s", unfit)
+        return None if unfit else full
 
     def _watching(self) -> Strategy:
         """Computes every step, and watches the blocks if it can."""
