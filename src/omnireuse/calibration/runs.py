@@ -64,8 +64,7 @@ class PromptRuns(PipelineTrials):
 
     def __init__(self, pipeline: Any, prompts: Sequence[str], *, call: Mapping[str, Any], **options: Any) -> None:
         self.pipeline, self.prompts, self.steps = pipeline, list(prompts), int(call["num_inference_steps"])
-        self.made: dict[range, list[Picture]] = {}
-        self.seen: dict[range, WatchedRun] = {}
+        self.made, self.seen = dict[range, list[Picture]](), dict[range, WatchedRun]()
         self.blocks_unseen = ""
         self._caller = Caller(pipeline, self.prompts, call=call, **options)
 
@@ -105,14 +104,13 @@ class PromptRuns(PipelineTrials):
             why = (record and recording.failure) or "a run ended before its last step"
             raise StateError(f"nothing can be calibrated: {why}")
         self.made[places], self.seen[places] = pictures, WatchedRun.of(strategy.forecaster, handle.events, self.steps)
-        if not record:
-            return None
-        try:
-            full = FullRun.of(recording)
-        except UnsupportedModelError as error:
-            full, unfit = None, str(error)
-        else:
-            unfit = full.unfit or ""
+        full, unfit = None, ""
+        if record:
+            try:
+                full = FullRun.of(recording)
+                unfit = full.unfit or ""
+            except UnsupportedModelError as error:
+                unfit = str(error)
         if unfit:
             logger.warning("%s", unfit)
         return None if unfit else full
