@@ -8,8 +8,8 @@ import numpy as np
 from msgspec.structs import replace
 from PIL import Image
 
-from omnireuse_lab.closeness import Mean, Spread, bootstrap, spread
-from omnireuse_lab.record import Case, Comparison, FullRun, Point
+from omnireuse_lab.closeness import Mean, MedianRange, bootstrap, spread
+from omnireuse_lab.record import Case, Comparison, Point, Reference
 from omnireuse_lab.report.clips import save_clip
 from reference.demo.compare import ATTRIBUTES
 from reference.demo.record import Demo, Sample, StepDecision
@@ -88,7 +88,7 @@ def gallery() -> Demo:
         steps=STEPS,
         guidance=5.0,
         prompts=PROMPTS,
-        full=FullRun(seconds=spread([each.seconds for each in FULL]), scores={ATTRIBUTES: 8 / 9}),
+        full=Reference(seconds=spread([each.seconds for each in FULL]), scores={ATTRIBUTES: 8 / 9}),
         points=tuple(_point(*run) for run in RUNS),
     )
     comparison = Comparison(
@@ -141,7 +141,7 @@ def point(method: str, family: str, steps: float, psnr: float, **more: object) -
         each=(psnr - 1, psnr + 1),
         ssim=Mean(mean=0.98, low=0.97, high=0.99),
         scores={"attributes right": Mean(mean=0.9, low=0.8, high=1.0)},
-        speedup=Spread(median=1.5, low=1.4, high=1.7),
+        speedup=MedianRange(median=1.5, low=1.4, high=1.7),
         kept_bytes=3 * 2**20,
         call=f"{method.split()[0]}.enable(pipe, computed_steps={steps:g})",
         **more,  # type: ignore[arg-type]
@@ -163,7 +163,7 @@ def peers() -> Comparison:
         steps=28,
         guidance=6.0,
         prompts=("one", "two"),
-        full=FullRun(seconds=Spread(median=0.95, low=0.9, high=1.0), scores={"attributes right": 0.99}),
+        full=Reference(seconds=MedianRange(median=0.95, low=0.9, high=1.0), scores={"attributes right": 0.99}),
         points=points,
     )
     return Comparison(

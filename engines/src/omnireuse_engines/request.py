@@ -14,7 +14,7 @@ import torch
 from omnireuse.errors import OmniReuseError, StateError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.conditions import Conditions
+from omnireuse.loop.conditions import CallConditions
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.noise.parametrization import NoiseLevel
@@ -82,7 +82,7 @@ class RequestReuse(Stepper):
     reused: int = 0
     chunk: int = 0
     first: int = 0
-    conditions: Conditions = field(default_factory=lambda: Conditions(are_padded=True))
+    conditions: CallConditions = field(default_factory=lambda: CallConditions(are_padded=True))
     failures: int = 0
     weights: int = -1
 
@@ -92,7 +92,7 @@ class RequestReuse(Stepper):
         Args:
             scheduler: of the request, with its timesteps.
         """
-        self.first, self.generation, self.conditions = at, None, Conditions(are_padded=True)
+        self.first, self.generation, self.conditions = at, None, CallConditions(are_padded=True)
         if self.plan.strategy is not None:
             if (caution := self.plan.strategy.policy.caution(total)) is not None:
                 warn_once(caution)

@@ -23,7 +23,7 @@ from omnireuse.hooks.interception import Handler, MethodCall, intercept
 from omnireuse.hooks.session import Session
 from omnireuse.pipelines.bars import showing_bars, without_bar
 
-__all__ = ["Replay", "Snapshot", "noting_bars", "unchanged_random_states"]
+__all__ = ["ArgumentCopy", "Replay", "noting_bars", "unchanged_random_states"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -54,7 +54,7 @@ class Replay:
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         if once := [each for each in leaves if isinstance(each, Iterator)]:
             raise NotTunableError(f"an argument can be read only once ({type(once[0]).__name__})")
-        requests = [each for each in pytree.tree_leaves((self._args, self._kwargs)) if isinstance(each, Snapshot)]
+        requests = [each for each in pytree.tree_leaves((self._args, self._kwargs)) if isinstance(each, ArgumentCopy)]
         leaves += [generator for request in requests for generator in request.generators]
         generators = {id(each): each for each in leaves if isinstance(each, torch.Generator)}
         self._generators = [(each, each.get_state()) for each in generators.values()]
@@ -157,11 +157,11 @@ def _handling(pipeline: Any, owner: object, handler: Callable[[str], Handler]) -
 
 def _kept(leaf: object) -> Any:
     # A call may change an object with fields of its own, such as an engine's request.
-    return Snapshot(leaf) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type) else _copied(leaf)
+    return ArgumentCopy(leaf) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type) else _copied(leaf)
 
 
 def _copied(leaf: object) -> Any:
-    if isinstance(leaf, Snapshot):
+    if isinstance(leaf, ArgumentCopy):
         return leaf.restored()
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
@@ -183,7 +183,7 @@ def _set_states(states: tuple[Any, ...], generators: list[tuple[torch.Generator,
         generator.set_state(state)
 
 
-class Snapshot:
+class ArgumentCopy:
     """A copy of a mutable argument as it is now.
 
     Args:

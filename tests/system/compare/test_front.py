@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from omnireuse_lab.closeness import Mean, bootstrap
 from omnireuse_lab.front import answers, front, psnr_at
-from omnireuse_lab.record import Case, FullRun, Point
+from omnireuse_lab.record import Case, Point, Reference
 
 
 def point(steps: float, decibels: float, family: str = "peer", **given: Any) -> Point:
@@ -18,7 +18,7 @@ def point(steps: float, decibels: float, family: str = "peer", **given: Any) -> 
 
 
 def case(*points: Point) -> Case:
-    return Case(pipeline="p", steps=28, guidance=1.0, prompts=("a",), full=FullRun(), points=points)
+    return Case(pipeline="p", steps=28, guidance=1.0, prompts=("a",), full=Reference(), points=points)
 
 
 @given(st.lists(st.floats(min_value=0, max_value=100), min_size=1, max_size=30))

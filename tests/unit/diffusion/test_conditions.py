@@ -12,7 +12,7 @@ from diffusers import FluxTransformer2DModel
 from peft import LoraConfig
 
 import omnireuse
-from omnireuse.loop.conditions import Conditions
+from omnireuse.loop.conditions import CallConditions
 from tests.helpers import tiny
 from tests.helpers.sweep import crossed
 from tests.helpers.tiny import Tiny, tensor
@@ -235,7 +235,7 @@ def test_a_callback_that_gives_back_what_it_got_changes_nothing(how: str) -> Non
 
 def looks(*values: Any) -> list[int]:
     """The step of the latest change after each of so many steps with these values of an input."""
-    conditions = Conditions()
+    conditions = CallConditions()
     return [conditions.look("branch", step, {"x": value}) for step, value in enumerate(values)]
 
 
@@ -247,7 +247,7 @@ def test_zeros_behind_a_prompt_are_no_change_if_a_host_pads() -> None:
     prompt = tensor(1, 3, 4, seed=1)
     padded = torch.cat([prompt, torch.zeros(1, 2, 4)], dim=1)
     longer = torch.cat([prompt, torch.ones(1, 2, 4)], dim=1)
-    conditions, plain = Conditions(are_padded=True), Conditions()
+    conditions, plain = CallConditions(are_padded=True), CallConditions()
     seen = [conditions.look("a", step, {"x": x}) for step, x in enumerate((prompt, prompt, padded, prompt, padded))]
     assert seen == [0] * 5
     assert conditions.look("a", 5, {"x": longer}) == 5
@@ -281,7 +281,7 @@ def test_what_moves_from_the_beginning_is_no_condition() -> None:
 def test_another_address_or_version_shows_a_change(inference: bool) -> None:
     with torch.inference_mode(inference):
         value = torch.ones(3)
-        conditions = Conditions()
+        conditions = CallConditions()
         for step in range(3):
             conditions.look("branch", step, {"in": {"a": [value, value[:2]]}})
         value.data = torch.zeros(3)
@@ -290,7 +290,7 @@ def test_another_address_or_version_shows_a_change(inference: bool) -> None:
 
 
 def test_branches_are_looked_at_apart_and_a_change_of_one_counts_for_all() -> None:
-    conditions, one, other = Conditions(), torch.ones(2), torch.zeros(2)
+    conditions, one, other = CallConditions(), torch.ones(2), torch.zeros(2)
     for step in range(4):
         assert conditions.look("cond", step, {"x": one}) == 0
         assert conditions.look("uncond", step, {"x": other}) == 0

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from omnireuse.errors import ConfigError
-from omnireuse_lab.closeness import Mean, Spread
+from omnireuse_lab.closeness import Mean, MedianRange
 from omnireuse_lab.record import Comparison
 from omnireuse_lab.report.page import write_page
 from reference.demo.page import write_demo_page
@@ -49,8 +49,8 @@ def test_scores_latency_and_memory_have_columns_where_they_were_measured(tmp_pat
     (case,) = made.cases
     assert "lpips" not in page_of(made, tmp_path)
     score = Mean(mean=0.125, low=0.1, high=0.15)
-    full = replace(case.full, seconds=Spread(median=2.0, low=2.0, high=2.0), scores={"lpips": 0.0, "clip": 31.5})
-    first = replace(case.points[0], seconds=Spread(median=1.25, low=1.0, high=1.5), peak_bytes=3 * 2**30)
+    full = replace(case.full, seconds=MedianRange(median=2.0, low=2.0, high=2.0), scores={"lpips": 0.0, "clip": 31.5})
+    first = replace(case.points[0], seconds=MedianRange(median=1.25, low=1.0, high=1.5), peak_bytes=3 * 2**30)
     first = replace(first, scores={"lpips": score})
     page = page_of(changed(made, full=full, points=(first, *case.points[1:])), tmp_path)
     for head in ("lpips", "clip", "latency, s", "peak memory"):

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from omnireuse_lab.closeness import Mean, Spread
+from omnireuse_lab.closeness import Mean, MedianRange
 from omnireuse_lab.front import front, is_noise, leading
 from omnireuse_lab.report.plot import plot_case
 from tests.helpers.comparisons import peers
@@ -23,5 +23,5 @@ def test_a_clock_that_shows_more_than_steps_can_give_is_noise() -> None:
     (case,) = peers().cases
     point = replace(case.points[0], computed_steps=case.steps / 2)
     for median, noise in ((1.9, False), (2.05, False), (2.3, True)):
-        timed = replace(point, speedup=Spread(median=median, low=median, high=median))
+        timed = replace(point, speedup=MedianRange(median=median, low=median, high=median))
         assert is_noise(case, timed) == noise

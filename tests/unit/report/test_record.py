@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from omnireuse.errors import ConfigError
-from omnireuse_lab.closeness import Mean, Spread
-from omnireuse_lab.record import Case, Comparison, FullRun, Point, read_comparison, write_comparison
+from omnireuse_lab.closeness import Mean, MedianRange
+from omnireuse_lab.record import Case, Comparison, Point, Reference, read_comparison, write_comparison
 from tests.helpers.comparisons import changed
 
 
@@ -22,11 +22,11 @@ def made() -> Comparison:
         psnr=Mean(mean=45.0, low=40.0, high=50.0),
         each=(40.0, 50.0),
         ssim=Mean(mean=0.9, low=0.8, high=1.0),
-        speedup=Spread(median=1.9, low=1.8, high=2.0),
+        speedup=MedianRange(median=1.9, low=1.8, high=2.0),
         call="omnireuse.enable(pipe)",
     )
     failed = Point(method="other", family="peer", settings={}, call="other(pipe)", error="does not serve it")
-    full = FullRun(seconds=Spread(median=1.0, low=0.9, high=1.1), scores={"own": 0.99})
+    full = Reference(seconds=MedianRange(median=1.0, low=0.9, high=1.1), scores={"own": 0.99})
     case = Case(
         pipeline="shapes",
         steps=28,

@@ -15,7 +15,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 import omnireuse
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.pipelines.call_arguments import Calls
-from omnireuse.tuning.replay import Snapshot
+from omnireuse.tuning.replay import ArgumentCopy
 from omnireuse_engines.settings import RequestSettings, ServerSettings
 from omnireuse_engines.whole import WholeRequests
 
@@ -178,7 +178,7 @@ def test_what_has_chosen_a_plan_is_not_tuned(fixed: dict[str, Any]) -> None:
 def test_a_snapshot_is_what_the_argument_was() -> None:
     given = request(3)
     given.notes.append(torch.ones(2))
-    snapshot = Snapshot(given)
+    snapshot = ArgumentCopy(given)
     given.notes[0].zero_()
     given.notes.append(torch.zeros(1))
     one, other = snapshot.restored(), snapshot.restored()
@@ -187,7 +187,7 @@ def test_a_snapshot_is_what_the_argument_was() -> None:
     assert (len(other.notes), other.generator) == (1, given.generator)
     assert snapshot.generators == [given.generator]
     with pytest.raises(StateError, match="an argument of Request cannot be copied"):
-        Snapshot(request(0, lock=threading.Lock()))
+        ArgumentCopy(request(0, lock=threading.Lock()))
 
 
 def test_a_request_with_a_target_of_its_own_is_no_news_of_tuning(caplog: pytest.LogCaptureFixture) -> None:

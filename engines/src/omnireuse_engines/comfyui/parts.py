@@ -12,7 +12,7 @@ from omnireuse.loop.generation import Generation
 from omnireuse_engines.comfyui.calls import SamplerCall, content_of, sampler_name
 from omnireuse_engines.comfyui.noise import NEAR
 
-__all__ = ["Part", "Parts", "leaves_noise", "part_of", "percent_of"]
+__all__ = ["Part", "SplitRuns", "leaves_noise", "part_of", "percent_of"]
 
 _EDGE = 0.01
 """Share of the denoising that may be missing at either end of a whole run: some schedules end above no noise."""
@@ -67,7 +67,7 @@ class _Ended:
         return torch.equal(made.to(given), given)
 
 
-class Parts:
+class SplitRuns:
     """Knows the latest run of one model if it has left noise, so that the next can go on with its memory."""
 
     def __init__(self) -> None:

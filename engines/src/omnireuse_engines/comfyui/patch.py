@@ -22,7 +22,7 @@ from omnireuse.summary.summary import Summary
 from omnireuse.tuning.loops import RequestPlan
 from omnireuse_engines.comfyui.calls import SamplerCall, sampler_name
 from omnireuse_engines.comfyui.nodes import Span
-from omnireuse_engines.comfyui.parts import Part, Parts
+from omnireuse_engines.comfyui.parts import Part, SplitRuns
 from omnireuse_engines.comfyui.sampling import SamplingRun, active_conditions
 from omnireuse_engines.comfyui.solver import CallSigmas
 from omnireuse_engines.comfyui.tuning import Measurement, SamplerTuner
@@ -70,7 +70,7 @@ class Reuse:
         self.plan, self._strategy, self._span = plan, plan.strategy, span
         is_tuned = tune and plan.strategy is not None and not is_off_by_environment()
         self._tuner = SamplerTuner(plan) if is_tuned else None
-        self._parts = Parts()
+        self._parts = SplitRuns()
         self._item_now, self._item = item, item()
         self._call_sigmas = CallSigmas()
         self._numbers = count(1)
