@@ -407,7 +407,7 @@ class StepRegion(Region):
         if self._layouts and key not in self._placeholders:
             self._layouts.setdefault(own, next(iter(self._layouts.values())))
         layout, last = self._placeholders.get(key, (None, None))
-        is_left_out = not self._computes or bool(stepper.reused)
+        is_left_out = not self._computes or bool(stepper.reused_rows)
         if is_left_out and layout != own:
             last = stepper.known(call.run.calls - 1, next((each.device for each in call.tensors), None))
             if last is None:
@@ -419,7 +419,7 @@ class StepRegion(Region):
                 self._placeholders[key] = own, last
         if is_left_out and not self._computes:
             return last
-        output = self._compute_without(call, stepper.reused, last) if is_left_out else self._compute(call)
+        output = self._compute_without(call, stepper.reused_rows, last) if is_left_out else self._compute(call)
         kinds = kinds_of(call, output)
         if self.stepper is not None:
             self.stepper.see(call.denoiser, output, kinds)

@@ -298,25 +298,10 @@ class DenoiserCall(MethodCall):
             visit: which way through the block stack within this call, from 1; each has a history of its own.
         """
         branch = self.branch if visit == 1 else f"{self.branch}/{visit}"
-        given: dict[str, Any] = {"denoiser": self.denoiser, "order": self.order, "layout": layout, "signal": signal}
-        return [self.run.generation.decide(branch, **given)] if rows == 1 else self.run.wave.ask(rows, branch, **given)
-
-    def answer(
-        self,
-        choices: Sequence[Choice],
-        outputs: Sequence[torch.Tensor] | None,
-        samples: Sequence[torch.Tensor | None],
-    ) -> Sequence[torch.Tensor]:
-        """What stands for the outputs of this call: forecasts, or outputs that are corrected or as they are.
-
-        Args:
-            choices: of `ask`.
-            outputs: of all rows that are computed; None if there are none.
-            samples: what each output is computed from.
-        """
-        if len(choices) == 1:
-            return self.run.generation.answer(choices[0], outputs, samples)
-        return self.run.wave.answer(choices, outputs, samples)
+        run, denoiser, order = self.run, self.denoiser, self.order
+        if rows > 1:
+            return run.wave.ask(rows, branch, denoiser=denoiser, order=order, layout=layout, signal=signal)
+        return [run.generation.decide(branch, denoiser=denoiser, order=order, layout=layout, signal=signal)]
 
     def make_with(self, arguments: Mapping[str, Any]) -> Any:
         """The denoiser's output for other values of its `arguments`, spelled as in this call."""

@@ -121,7 +121,7 @@ class Generation(Stepper):
         """
         if step != self.index:
             raise StateError(f"step {step} is asked for although step {self.index} is due")
-        self._choice = self.decide(signal=latents, layout=(kind, *layout_of(latents)))
+        self._choice = self.decide(signal=latents, layout=(kind, *(() if latents is None else layout_of(latents))))
         return not self._choice.reuse
 
     def use(
@@ -137,9 +137,9 @@ class Generation(Stepper):
             raise StateError("Generation.use: the step must be asked for first; call computes(step, latents)")
         if output is not None and choice.reuse:  # the host has computed all the same
             choice = replace(choice, reuse=False)
-        used = self.carry_out(choice, output, latents)
+        used = self.answer(choice, None if output is None else [output], [latents])
         self.advance()
-        return used
+        return used[0]
 
     def answer(
         self, choice: Choice, outputs: Sequence[torch.Tensor] | None, samples: Sequence[torch.Tensor | None]

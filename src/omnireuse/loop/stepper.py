@@ -23,10 +23,10 @@ class Stepper(ABC):
     two questions of each branch of guidance: `Generation.decide`, and `Generation.answer`.
 
     Attributes:
-        reused: rows of the batch that are forecast at a step that is computed for others.
+        reused_rows: rows of the batch that are forecast at a step that is computed for others.
     """
 
-    reused: Sequence[int] = ()
+    reused_rows: Sequence[int] = ()
 
     @abstractmethod
     def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:

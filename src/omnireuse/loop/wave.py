@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,8 @@ from omnireuse.loop.stepper import NOTHING, Stepper
 
 __all__ = ["Wave"]
 
+T = TypeVar("T", torch.Tensor, torch.Tensor | None)
+
 
 class Wave(Stepper):
     """Generations of one run, each of which serves a row of its batch: every row gets what it would get alone.
@@ -20,17 +22,17 @@ class Wave(Stepper):
     Attributes:
         generations: that of the whole batch, which is not asked here, and those of the rows so far, in their order.
         size: number of rows that `computes` decides on.
-        reused: rows that are forecast at a step that is computed for others.
+        reused_rows: rows that are forecast at a step that is computed for others.
     """
 
     def __init__(self, generations: list[Generation], size: int = 1) -> None:
-        self.generations, self.size, self.reused = generations, size, list[int]()
+        self.generations, self.size, self.reused_rows = generations, size, list[int]()
 
     def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:
         """Whether the model is called at this step, for some rows at least."""
         pairs = zip(self._of(self.size), _rows(latents, self.size), strict=True)
         computed = [each.computes(step, own, kind=kind) for each, own in pairs]
-        self.reused = [row for row, is_computed in enumerate(computed) if not is_computed] if any(computed) else []
+        self.reused_rows = [row for row, is_computed in enumerate(computed) if not is_computed] if any(computed) else []
         return any(computed)
 
     def use(
@@ -39,7 +41,7 @@ class Wave(Stepper):
         """The solver's input, row by row; the output of rows that are reused is not looked at."""
         rows = zip(self._of(self.size), _rows(output, self.size), _rows(latents, self.size), strict=True)
         used = [
-            each.use(None if row in self.reused else computed, own, given)
+            each.use(None if row in self.reused_rows else computed, own, given)
             for row, (each, computed, own) in enumerate(rows)
         ]
         return torch.cat(used)
@@ -65,11 +67,11 @@ class Wave(Stepper):
             choices: one a row.
             outputs, samples: of all rows.
         """
-        count, used = len(choices), []
-        parts = [[_rows(each, count) for each in tensors] for tensors in (outputs or (), samples)]
-        for row, (each, choice) in enumerate(zip(self._of(count), choices, strict=True)):
-            computed, own = ([tensor[row] for tensor in tensors] for tensors in parts)
-            used.append(each.answer(choice, None if outputs is None else computed, own))
+        count = len(choices)
+        computed = [None] * count if outputs is None else zip(*(_rows(each, count) for each in outputs), strict=True)
+        own = zip(*(_rows(each, count) for each in samples), strict=True)
+        rows = zip(self._of(count), choices, computed, own, strict=True)
+        used = [each.answer(choice, found, sample) for each, choice, found, sample in rows]
         return [torch.cat(each) for each in zip(*used, strict=True)]
 
     def _of(self, rows: int) -> Sequence[Generation]:
@@ -78,7 +80,7 @@ class Wave(Stepper):
         return self.generations[1 : rows + 1]
 
 
-def _rows(batch: Any, rows: int) -> Sequence[Any]:
+def _rows(batch: T, rows: int) -> Sequence[T]:
     """The part of each row; a tensor of one row belongs to all, and so does None. Branches of guidance that are stacked
     follow each other, each with all rows."""
     return [batch] * rows if batch is None or len(batch) == 1 else [batch[row::rows] for row in range(rows)]

@@ -235,7 +235,7 @@ def test_samples_that_are_decided_on_one_by_one_get_what_they_get_alone() -> Non
         output = None
         if wave.computes(step, latents):
             output = model(latents, level)
-            output[wave.reused] = torch.nan  # the host need not compute these rows
+            output[wave.reused_rows] = torch.nan  # the host need not compute these rows
         latents = latents + (end - level.coordinate) * wave.use(output, latents)
     torch.testing.assert_close(latents, torch.cat([each.latents for each in alone]))
     assert len({(event.step, event.reused) for event in events}) > len(levels), "rows differ at some step"

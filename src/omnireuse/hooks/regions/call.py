@@ -67,7 +67,11 @@ class CallRegion(Region):
             samples = [None] * len(tensors) if is_raw else _samples(call, tensors, _unscaled(call))
         is_negated = call.model in _NEGATED
         outputs = [tensor.neg() for tensor in tensors] if rows and is_negated else tensors
-        used = call.answer(choices, outputs if rows else None, samples)
+        computed = outputs if rows else None
+        if len(choices) == 1:
+            used = call.run.generation.answer(choices[0], computed, samples)
+        else:
+            used = call.run.wave.answer(choices, computed, samples)
         if by_row and len(choices) > 1 and not self._cuts.allows(call, call.batch):
             # From now on one decision for all: what was remembered of each is not used any more.
             for each, choice in zip(call.run.wave.generations[1:], choices, strict=False):

@@ -228,7 +228,11 @@ class StackPass:
         if computed is not None:
             outputs = [before if after is None else after for after, before in zip(computed, self.entry, strict=True)]
         samples = self.entry if self._adds else [None] * len(self.entry)
-        streams = self.call.answer(self.choices, outputs, samples)
+        run, choices = self.call.run, self.choices
+        if len(choices) == 1:
+            streams = run.generation.answer(choices[0], outputs, samples)
+        else:
+            streams = run.wave.answer(choices, outputs, samples)
         self.entry = ()
         self.finished = True
         return streams
