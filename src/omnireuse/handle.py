@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from omnireuse import messages
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.hooks.extension import Extension, Observer
@@ -51,10 +52,7 @@ class Handle:
     def __init__(self, pipeline: Any, opened: Opened, group: dist.ProcessGroup | None = None) -> None:
         strategy, self.name, extensions = opened
         if (present := handle_of(pipeline)) is not None:
-            raise StateError(
-                f"reuse is already enabled on this {type(pipeline).__name__} ({present.name}); call "
-                "omnireuse.disable(pipeline) first, or use omnireuse.handle_of(pipeline)"
-            )
+            raise StateError(messages.ENABLED_ALREADY, pipeline=type(pipeline).__name__, name=present.name)
         self._counts = Counts()
         self._session = Session(
             pipeline,
@@ -167,10 +165,7 @@ class Handle:
         Raises:
             WrongTypeError: always.
         """
-        raise WrongTypeError(
-            "a Handle belongs to one pipeline of this process and cannot be copied or pickled; call omnireuse.enable "
-            "where the pipeline is loaded, and pass on handle.summary(), which can be pickled"
-        )
+        raise WrongTypeError(messages.HANDLE_COPIED)
 
     def __repr__(self) -> str:
         return f"<Handle on {self._pipeline}{'' if self._enabled else ' (disabled)'}: {self.summary()!r}>"

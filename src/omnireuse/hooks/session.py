@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from omnireuse.base.validation import field_error, is_whole
+from omnireuse.base.validation import Count, check_value
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.callers import callbacks_aside, calling, pipeline_without_reuse
 from omnireuse.hooks.clock import Asked, Begin
@@ -181,8 +181,7 @@ class Session(Live):
         Raises:
             ConfigError: no whole number ≥ 1, nor None.
         """
-        if num_inference_steps is not None and not is_whole(num_inference_steps, 1):
-            raise field_error("expect", "num_inference_steps", "be a whole number ≥ 1 or None", num_inference_steps)
+        check_value("expect", "num_inference_steps", num_inference_steps, Count | None)
         self._refresh()
         self._end()
         self.loop.clock.announce()

@@ -101,7 +101,7 @@ class ConditionsWatch:
     does not count, as into `tensor.data`, is seen if it changes the first value of any weight.
     """
 
-    def __init__(self, pipeline: Any) -> None:
+    def __init__(self, pipeline: object) -> None:
         self._pipeline: Callable[[], Any] = _reference(pipeline)
         self._lock = threading.RLock()
         self._is_due = True
@@ -137,7 +137,7 @@ class ConditionsWatch:
             return found.conditions()
 
 
-def watch_of(pipeline: Any) -> ConditionsWatch:
+def watch_of(pipeline: object) -> ConditionsWatch:
     """The one watch that all who ask share, as long as the pipeline lives."""
     with _lock:
         try:
@@ -171,7 +171,7 @@ class _Found:
         before: the look before it, if any.
     """
 
-    def __init__(self, pipeline: Any, suspect: Callable[..., None], before: _Found | None) -> None:
+    def __init__(self, pipeline: object, suspect: Callable[..., None], before: _Found | None) -> None:
         parts = {name: getattr(pipeline, name, None) for name in DENOISERS}
         self._settings = [_reference(each) for each in _settings(pipeline)]
         self._snapshot = Snapshot(parts, suspect)
@@ -184,7 +184,7 @@ class _Found:
         """Whether an event of `suspect` may change a denoiser (`Snapshot.is_touched_by`)."""
         return self._snapshot.is_touched_by(event)
 
-    def is_still(self, pipeline: Any) -> bool:
+    def is_still(self, pipeline: object) -> bool:
         """Whether another look would find the same, but for autocast and hooks."""
         return (
             self._snapshot.has_parts_of(pipeline)
@@ -209,7 +209,7 @@ class _Found:
         )
 
 
-def _plain(pipeline: Any) -> Conditions:
+def _plain(pipeline: object) -> Conditions:
     model, digest, scheduler = fingerprint(pipeline)
     held = held_by(denoisers_of(pipeline))
     return Conditions(
@@ -224,14 +224,14 @@ def _plain(pipeline: Any) -> Conditions:
     )
 
 
-def _guider_text(guider: Any) -> str | None:
+def _guider_text(guider: object) -> str | None:
     if guider is None:
         return None
     settings = {name: value for name, value in dict(getattr(guider, "config", {})).items() if not name.startswith("_")}
     return f"{type(guider).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(settings.items()))})"
 
 
-def _settings(pipeline: Any) -> list[Any]:
+def _settings(pipeline: object) -> list[Any]:
     """Objects that are exchanged when the scheduler, the guider or a configuration changes."""
     scheduler, guider = (getattr(pipeline, name, None) for name in ("scheduler", "guider"))
     configured = (scheduler, guider, *denoisers_of(pipeline))

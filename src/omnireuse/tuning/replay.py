@@ -62,7 +62,7 @@ class Replay:
         self._results: dict[str, list[Any]] = {name: [] for name in _RESULTS}
 
     @contextmanager
-    def noting(self, pipeline: Any) -> Iterator[None]:
+    def noting(self, pipeline: object) -> Iterator[None]:
         """Note the results of the methods that trial runs need not call again, while the picture is made."""
 
         def noted(name: str) -> Handler:
@@ -111,7 +111,7 @@ class Replay:
             _set_states(*before)
 
 
-def _default(pipeline: Any, name: str) -> Any:
+def _default(pipeline: object, name: str) -> Any:
     """The default of an argument of the pipeline's call; None if it has none."""
     try:
         parameter = inspect.signature(type(pipeline).__call__).parameters.get(name)
@@ -131,7 +131,7 @@ def unchanged_random_states() -> Iterator[None]:
 
 
 @contextmanager
-def noting_bars(pipeline: Any, owner: object) -> Iterator[list[Any]]:
+def noting_bars(pipeline: object, owner: object) -> Iterator[list[Any]]:
     """The progress bars that the pipeline shows meanwhile, as they are made."""
     bars: list[Any] = []
 
@@ -147,7 +147,7 @@ def noting_bars(pipeline: Any, owner: object) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def _handling(pipeline: Any, owner: object, handler: Callable[[str], Handler]) -> Iterator[None]:
+def _handling(pipeline: object, owner: object, handler: Callable[[str], Handler]) -> Iterator[None]:
     with ExitStack() as stack:
         for name in _RESULTS:
             if callable(getattr(type(pipeline), name, None)) and name not in vars(pipeline):

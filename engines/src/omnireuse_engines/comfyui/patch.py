@@ -235,7 +235,7 @@ class Reuse:
         conditions = active_conditions(conds, found[0].sigma)
         return found[0].parts(lambda: executor(model, conds, x, timestep, options), x, conds, conditions)
 
-    def _explain(self, run: SamplingRun, guider: Any, steps: int, *, is_over: bool) -> None:
+    def _explain(self, run: SamplingRun, guider: object, steps: int, *, is_over: bool) -> None:
         """Log a run's results, and why it reused nothing if it should and no other sampler goes on."""
         if not run.calls:
             self._said.say(
@@ -257,7 +257,7 @@ class Reuse:
 
 
 def attach(
-    model: Any,
+    model: object,
     plan: RequestPlan,
     *,
     tune: bool = False,
@@ -278,7 +278,7 @@ def attach(
     return wrapped(model, Reuse(plan, tune=tune, span=span, item=item).wrappers)
 
 
-def reuse_of(model: Any) -> Reuse:
+def reuse_of(model: object) -> Reuse:
     """The reuse on a model, or on one that it was cloned from."""
     for wrapper in getattr(model, "get_wrappers", lambda *_: [])(OUTER, KEY):
         owner = getattr(wrapper, "__self__", None)
