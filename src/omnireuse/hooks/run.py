@@ -24,7 +24,7 @@ from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.stepper import Stepper
 from omnireuse.loop.strategy import Strategy
-from omnireuse.noise.parametrization import NoiseLevel, told_level
+from omnireuse.noise.parametrization import NoiseLevel, level_of_sigma
 from omnireuse.noise.signals import filtered, grid_of
 
 __all__ = [
@@ -142,7 +142,7 @@ class Run:
         """Take the noise level of this step from `cache_context`, if the scheduler's algebra is not known."""
         if self._first_sigma is None:
             self._first_sigma = sigma
-        self.generation.call_at(told_level(sigma, self._first_sigma))
+        self.generation.call_at(level_of_sigma(sigma, self._first_sigma))
 
     @property
     def is_reused_by_schedule(self) -> bool:
