@@ -187,7 +187,8 @@ class Live(ABC):
         due, given = loop.clock.due, values.get("timestep")
         # By its address, as a loop over the scheduler's timesteps hands it on.
         is_due = type(given) is torch.Tensor and given.ndim == 0 and given.data_ptr() == due.get(run.step)
-        if not is_due and loop.clock.is_made_again(run, given):
+        ahead = 0 if is_due else loop.clock.ahead(run, given)
+        if run.step and ahead == -1:
             self._compute_from_here(
                 "computing every step of a loop of windows",
                 f"the scheduler of the {self._name} is stepped several times at one timestep, as loops of windows do "
@@ -208,9 +209,8 @@ class Live(ABC):
             return result
         region = run.region
         try:
-            moved = None if is_due else loop.clock.moved_to(run, given)
             # The first step was computed, and what it has given belongs to another step.
-            if moved is None or run.step:
+            if not ahead or run.step:
                 output = region.scheduler_step(run, values["model_output"], values["sample"])
                 if args:
                     args = (output, *args[1:])
@@ -225,10 +225,10 @@ class Live(ABC):
             region.stepper.arrived(latents)
         if loop.call is not None:
             loop.final = latents
-        if moved is not None:
+        if ahead:
             logger.info("the loop goes on at another step than the one after the last: its memory is dropped")
             self.emit(FellBack("the memory of another step"))
-            run = self._begin(moved, ())
+            run = self._begin(loop.clock.jump(run, ahead), ())
         if end_step(run, latents):
             self._end()
         return result
