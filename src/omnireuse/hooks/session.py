@@ -341,10 +341,10 @@ class Session(Live):
             self._said.say(caution)
         return loop.run
 
-    def generation(self, strategy: Strategy, start: RunStart, samples: int = 1) -> Generation:
+    def generation(self, strategy: Strategy, start: RunStart) -> Generation:
         """The state of a run that begins, under a strategy, without observers."""
         made = Generation(strategy, start.levels, total=start.total, agreement=self._agreement, number=0)
-        made.outputs.said, made.samples = self._said, samples
+        made.outputs.said = self._said
         return made
 
     def _end(self, *, is_complete: bool = False) -> None:
@@ -362,7 +362,7 @@ class Session(Live):
             return
         generation = run.generation
         kept = run.kept_bytes if run.kind == "reuse" else 0
-        generation.finish()
+        run.finish()
         run.latents = None
         if run.kind == "uncounted":
             return
