@@ -68,7 +68,7 @@ ROWS = (
     Row("edges to engines", 0, 0),
     Row("edges of engines", 57, 50),
     Row("lines of src", 29_848, 22_500),
-    Row("lines of lab", 4_957, 4_500),
+    Row("lines of lab", 4_741, 4_500),
     Row("lines of engines", 8_467, 7_500),
     Row("callables", 89, 60),
     Row("annotations Any", 404, 400),
