@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as registration
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from omnireuse.base.weights import Probe, plain_tensors, sampled
+from omnireuse.fingerprints.tensors import Probe, plain_tensors, sampled
 
 __all__ = ["Snapshot", "autocast_state", "is_adapter", "when_suspected"]
 
