@@ -26,7 +26,7 @@ def is_importable() -> bool:
 
 def managers() -> dict[str, Callable[[Any, Any], Any]]:
     """What makes each manager from a configuration and a view."""
-    from tests.hosts.operators import define_operators
+    from engines.tests.hosts.operators import define_operators
 
     define_operators()
     from vllm_omni.core.prefix_cache.manager import OmniPrefixCacheManager as Theirs

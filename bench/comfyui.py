@@ -76,7 +76,7 @@ class Bench:
     """One model with its prompts."""
 
     def __init__(self, prompts: int, steps: int, *, other_caches: bool = True) -> None:
-        from tests.hosts.comfyui import host
+        from engines.tests.hosts.comfyui import host
 
         self.host, self.steps, self.model, self._other_caches = host, steps, host.load_model(), other_caches
         pipe = IMAGES.load(None)

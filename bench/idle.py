@@ -65,8 +65,8 @@ class Hook:
 
 def in_vllm_omni() -> dict[str, dict[str, Any]]:
     """Figures by mode, in vllm-omni's engine without a cache backend."""
+    from engines.tests.hosts.vllm_omni import conftest, cpu_platform, tiny_qwen
     from omnireuse_engines.vllm_omni.hooks import SEAMS
-    from tests.hosts.vllm_omni import conftest, cpu_platform, tiny_qwen
 
     for name, value in conftest.ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -105,8 +105,8 @@ def _count(module: str, path: str, hook: Hook) -> Callable[[], None]:
 
 def in_sglang() -> dict[str, dict[str, Any]]:
     """Figures by backend, in SGLang's pipelines without OMNIREUSE_SGLANG."""
+    from engines.tests.hosts.sglang import conftest
     from omnireuse_engines.sglang import hooks as plugin
-    from tests.hosts.sglang import conftest
 
     conftest.prepare()
     hooks, counted = {}, []

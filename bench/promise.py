@@ -26,7 +26,7 @@ from rich.console import Console
 from bench._common import Row, Rows, new_table, parser_of, record_of, write_record
 from bench._player import STEPS, Player
 from omnireuse import Profile
-from omnireuse.profiles.conditions import Watch
+from omnireuse.profiles.conditions import ConditionsWatch
 from omnireuse.profiles.coverage import FEWEST, lower_bound
 from reference.case import CASES, CLIPS, FACES
 
@@ -100,7 +100,7 @@ def cost_of_a_look() -> float:
         transformer = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(500)))
 
     pipeline, seconds = Pipeline(), []
-    watch = Watch(pipeline)
+    watch = ConditionsWatch(pipeline)
     for _ in range(201):
         started = perf_counter()
         watch.now()

@@ -22,9 +22,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from engines.tests.hosts.vllm_omni import cpu_platform
 from omnireuse.errors import StateError
 from omnireuse.policies import Spread
-from tests.hosts.vllm_omni import cpu_platform
 
 RESULTS = Path(__file__).parent / "results" / "waves.json"
 STEPS, MOST_RUNNING, FORECAST = (20, 28, 40), 8, 0.01

@@ -2,7 +2,7 @@
 
     scripts/comfyui_venv.sh /tmp/comfyui -k workflow     # once
     export PYTHONPATH=. OMNIREUSE_SHAPES_FLUX=models/faces OMNIREUSE_CACHE_DIR=/tmp/plans
-    COMFYUI=/tmp/comfyui/ComfyUI /tmp/comfyui/bin/python -m tests.hosts.comfyui.server 8188 /tmp/folder &
+    COMFYUI=/tmp/comfyui/ComfyUI /tmp/comfyui/bin/python -m engines.tests.hosts.comfyui.server 8188 /tmp/folder &
     /tmp/comfyui/bin/python scripts/comfyui_picture.py http://127.0.0.1:8188
 
 The faces of this repository are the checkpoint; their autoencoder makes pictures of half the size that ComfyUI assumes.

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Build a venv with what ComfyUI 0.30 needs on a CPU, fetch ComfyUI itself, and run the tests of tests/hosts/comfyui
-# inside it, none of them skipped. About 1.7 GB. Usage: scripts/comfyui_venv.sh [folder of the venv] [pytest options]
+# Build a venv with what ComfyUI 0.30 needs on a CPU, fetch ComfyUI itself, and run the tests of
+# engines/tests/hosts/comfyui inside it, none of them skipped. About 1.7 GB.
+# Usage: scripts/comfyui_venv.sh [folder of the venv] [pytest options]
 set -euo pipefail
 [ "${1-}" != --help ] || { sed -n "s/^# //p;/^set/q" "$0"; exit; }
 cd "$(dirname "$0")/.."
@@ -32,4 +33,4 @@ fi
 # -c /dev/null: the project's pytest settings name plugins that this venv lacks, and its marks with them.
 COMFYUI="$venv/ComfyUI" HF_HUB_OFFLINE=1 OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} PYTHONPATH=. "$venv/bin/python" \
     -W ignore -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q --strict-markers \
-    -o 'markers=integration: runs an external service' tests/hosts/comfyui "$@"
+    -o consider_namespace_packages=true -o 'markers=integration: runs an external service' engines/tests/hosts/comfyui "$@"

@@ -10,7 +10,7 @@ say "a clean checkout, one version everywhere"
 make setup
 version=$(.venv/bin/python -c 'import omnireuse; print(omnireuse.__version__)')
 grep -q "^## $version " CHANGELOG.md || { echo "CHANGELOG.md has no section for $version"; exit 1; }
-.venv/bin/python -m pytest -q -p no:cacheprovider tests/system/docs/test_metadata.py
+.venv/bin/python -m pytest -q -p no:cacheprovider tests/repository/docs/test_metadata.py
 
 say "all tests, the site"
 make lint test-all docs

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Build a venv with SGLang 0.5.23's diffusion pipelines on a CPU, from the package registries alone, and run the tests of
-# tests/hosts/sglang inside it, none of them skipped. About 2 GB. Usage: scripts/sglang_venv.sh [folder] [pytest options]
+# engines/tests/hosts/sglang inside it, none of them skipped. About 2 GB.
+# Usage: scripts/sglang_venv.sh [folder] [pytest options]
 set -euo pipefail
 [ "${1-}" != --help ] || { sed -n "s/^# //p;/^set/q" "$0"; exit; }
 cd "$(dirname "$0")/.."
@@ -35,4 +36,5 @@ fi
 # One thread: the tests compare pictures bit for bit.
 "$venv/bin/python" -c 'import importlib.metadata as m; m.version("sglang")'
 OMP_NUM_THREADS=1 PYTHONPATH=. "$venv/bin/python" -W ignore -m pytest -c /dev/null --rootdir . \
-    -p no:cacheprovider -q --strict-markers -o 'markers=integration: runs an external service' tests/hosts/sglang "$@"
+    -p no:cacheprovider -o consider_namespace_packages=true -q --strict-markers \
+    -o 'markers=integration: runs an external service' engines/tests/hosts/sglang "$@"

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Build a venv with vllm-omni 0.30.0 on a CPU, from the package registries alone, and run the tests of tests/hosts/vllm_omni
-# inside it, none of them skipped. About 2 GB. Usage: scripts/vllm_omni_venv.sh [folder of the venv] [pytest options]
+# Build a venv with vllm-omni 0.30.0 on a CPU, from the package registries alone, and run the tests of
+# engines/tests/hosts/vllm_omni inside it, none of them skipped. About 2 GB.
+# Usage: scripts/vllm_omni_venv.sh [folder of the venv] [pytest options]
 # To try requests out instead, with a tiny model: scripts/vllm_omni_venv.sh folder serve [options of vllm serve]
 set -euo pipefail
 [ "${1-}" != --help ] || { sed -n "s/^# //p;/^set/q" "$0"; exit; }
@@ -37,11 +38,12 @@ fi
 if [ "${1:-}" = serve ]; then
     shift
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} PYTHONPATH=.
-    exec "$venv/bin/python" -W ignore -m tests.hosts.vllm_omni.server "$@"
+    exec "$venv/bin/python" -W ignore -m engines.tests.hosts.vllm_omni.server "$@"
 fi
 
 # -c /dev/null: the project's pytest settings name plugins that this venv lacks, and its marks with them.
 # The import first: without vllm-omni the tests would be skipped, and a skip is no failure.
 "$venv/bin/python" -c 'import importlib.metadata as m; m.version("vllm-omni"), m.version("vllm")'
 OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} PYTHONPATH=. "$venv/bin/python" -W ignore -m pytest -c /dev/null --rootdir . \
-    -p no:cacheprovider -q --strict-markers -o 'markers=integration: runs an external service' tests/hosts/vllm_omni "$@"
+    -p no:cacheprovider -o consider_namespace_packages=true -q --strict-markers \
+    -o 'markers=integration: runs an external service' engines/tests/hosts/vllm_omni "$@"

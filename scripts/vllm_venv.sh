@@ -29,5 +29,5 @@ fi
 # The import first: without vLLM the tests would be skipped, and a skip is no failure.
 "$venv/bin/python" -c 'import vllm.v1.core.sched.scheduler'
 PYTHONPATH=src:engines/src "$venv/bin/python" -m pytest -c /dev/null --rootdir . -p no:cacheprovider -q -s \
-    --strict-markers -o 'markers=integration: runs an external service' \
-    tests/hosts/vllm
+    --strict-markers -o consider_namespace_packages=true -o 'markers=integration: runs an external service' \
+    engines/tests/hosts/vllm

@@ -1,4 +1,4 @@
-"""The suite: `unit`, `models`, `system` and `hosts`; CONTRIBUTING.md says what belongs where."""
+"""The suite of the product, and of the repository as a whole; CONTRIBUTING.md says what belongs where."""
 
 from pathlib import Path
 

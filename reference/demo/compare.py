@@ -15,11 +15,11 @@ from omnireuse import Decision
 from omnireuse.errors import StateError
 from omnireuse.pipelines.pictures import capped_psnr
 from omnireuse_lab.closeness import bootstrap, spread, ssim
-from omnireuse_lab.compare.harness import Harness, Measured
+from omnireuse_lab.compare.harness import Harness, MeasuredRun
 from omnireuse_lab.compare.methods.base import Kept, Setting
 from omnireuse_lab.compare.methods.baselines import fewer_steps
 from omnireuse_lab.compare.workload import Workload
-from omnireuse_lab.record import Case, FullRun, Point
+from omnireuse_lab.record import Case, Point, Reference
 from omnireuse_lab.report.clips import save_clip
 from reference.demo.record import Sample, StepDecision
 
@@ -103,7 +103,7 @@ def compare_caches(
     complete = True
     with Harness(workload) as harness:
 
-        def sample(number: int, run: Measured, place: int, *, steps: float) -> Sample:
+        def sample(number: int, run: MeasuredRun, place: int, *, steps: float) -> Sample:
             picture, full = run.picture, harness.full[number]
             name = f"images/{number:02d}-{place}.png"
             save_clip(picture, folder / name)
@@ -201,7 +201,7 @@ def _compared(
         guidance=workload.guidance,
         prompts=workload.prompts[: len(rows)],
         seed=workload.seed,
-        full=FullRun(
+        full=Reference(
             seconds=spread([each.seconds for each in full]),
             scores={ATTRIBUTES: float(np.mean(_attributes(full)))},
         ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch.distributed as dist
 
@@ -16,7 +15,7 @@ __all__ = ["enable"]
 
 
 def enable(
-    pipeline: Any, value: Openable, *, group: dist.ProcessGroup | None = None, extensions: Iterable[Extension] = ()
+    pipeline: object, value: Openable, *, group: dist.ProcessGroup | None = None, extensions: Iterable[Extension] = ()
 ) -> Handle:
     """Reuse on a pipeline, as the value has it, until `disable`. `omnireuse.enable` makes the value from keywords.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch.distributed as dist
 
@@ -34,7 +34,7 @@ __all__ = ["enable"]
 
 @overload
 def enable(
-    pipeline: Any,
+    pipeline: object,
     backend: None = None,
     *,
     speedup: float | None = None,
@@ -50,7 +50,7 @@ def enable(
 ) -> Handle: ...
 @overload
 def enable(
-    pipeline: Any,
+    pipeline: object,
     backend: BackendName,
     *,
     profile: Profile | str | os.PathLike[str] | None = None,
@@ -59,7 +59,7 @@ def enable(
 ) -> Handle: ...
 @overload
 def enable(
-    pipeline: Any,
+    pipeline: object,
     backend: None = None,
     *,
     policy: Policy | PolicyName,
@@ -71,14 +71,14 @@ def enable(
 ) -> Handle: ...
 @overload
 def enable(
-    pipeline: Any,
+    pipeline: object,
     backend: Openable,
     *,
     group: dist.ProcessGroup | None = None,
     references: bool | Literal["host"] | References | None = None,
 ) -> Handle: ...
 def enable(
-    pipeline: Any,
+    pipeline: object,
     backend: BackendName | Openable | None = None,
     *,
     speedup: float | None = None,
@@ -93,7 +93,7 @@ def enable(
     tune: bool | int | TuneOptions | None = None,
     audit: float = 0.0,
     references: bool | Literal["host"] | References | None = None,
-    **options: Any,
+    **options: object,
 ) -> Handle:
     """Compute some denoising steps of a pipeline and forecast the others, until `disable`.
 

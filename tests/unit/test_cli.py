@@ -129,22 +129,6 @@ def test_quiet_and_verbose(
     assert "details" not in err
 
 
-def test_several_values_come_with_or_without_the_option_repeated(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    asked: list[dict[str, object]] = []
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("one", "utf-8")
-    done = SimpleNamespace(complete=True, cases=())
-    monkeypatch.setattr("omnireuse_lab.compare.run.compare_pipeline", lambda *_, **given: asked.append(given) or done)
-    monkeypatch.setattr("omnireuse_lab.compare.run.show", lambda *_: None)
-    for steps in (["--steps", "28", "50"], ["--steps", "28", "--steps", "50"], ["--steps=28", "--steps", "50"]):
-        assert main(["compare", "folder", *steps, "--only", "ours", "peer", "--prompts", str(prompts), "-q"]) == 0
-    assert [(given["steps"], given["only"], given["guidance"]) for given in asked] == [
-        ([28, 50], ["ours", "peer"], []),
-    ] * 3
-
-
 def test_results_go_to_a_file_of_any_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
     held = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(held, "cp1252"))

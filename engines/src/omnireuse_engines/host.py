@@ -88,7 +88,7 @@ def install(seams: Sequence[Seam], *, engine: str) -> list[str]:
 
 def _hooked(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def hooked(*args: Any, **kwargs: Any) -> Any:
+    def hooked(*args: object, **kwargs: object) -> Any:
         return hook(original, *args, **kwargs)
 
     hooked.omnireuse = True  # type: ignore[attr-defined]  # the mark that makes installing idempotent

@@ -13,7 +13,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from omnireuse.errors import ConfigError
 
@@ -88,5 +87,5 @@ class PromptAffinityRouter(RequestRouter):  # type: ignore[misc]  # Ray is not a
         return None
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return str(value)

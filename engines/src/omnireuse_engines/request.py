@@ -14,7 +14,7 @@ import torch
 from omnireuse.errors import OmniReuseError, StateError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.agreement import Agreement
-from omnireuse.loop.conditions import Conditions
+from omnireuse.loop.conditions import CallConditions
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.noise.parametrization import NoiseLevel
@@ -82,17 +82,17 @@ class RequestReuse(Stepper):
     reused: int = 0
     chunk: int = 0
     first: int = 0
-    conditions: Conditions = field(default_factory=lambda: Conditions(are_padded=True))
+    conditions: CallConditions = field(default_factory=lambda: CallConditions(are_padded=True))
     failures: int = 0
     weights: int = -1
 
-    def start(self, scheduler: Any, total: int, *, at: int = 0) -> None:
+    def start(self, scheduler: object, total: int, *, at: int = 0) -> None:
         """Begin a run of so many steps, `at` one of them. What it cannot give is logged once for each text.
 
         Args:
             scheduler: of the request, with its timesteps.
         """
-        self.first, self.generation, self.conditions = at, None, Conditions(are_padded=True)
+        self.first, self.generation, self.conditions = at, None, CallConditions(are_padded=True)
         if self.plan.strategy is not None:
             if (caution := self.plan.strategy.policy.caution(total)) is not None:
                 warn_once(caution)
@@ -100,7 +100,7 @@ class RequestReuse(Stepper):
             self.generation = Generation(self.plan.strategy, levels, total=total, at=at, agreement=agreement)
 
     @contextmanager
-    def running(self, scheduler: Any, total: int) -> Iterator[None]:
+    def running(self, scheduler: object, total: int) -> Iterator[None]:
         """The run of a request is made within, from its first step on; its state ends with it."""
         try:
             self.start(scheduler, total)
@@ -172,7 +172,7 @@ class RequestReuse(Stepper):
         return found
 
 
-def levels_of(scheduler: Any, total: int) -> Sequence[NoiseLevel]:
+def levels_of(scheduler: object, total: int) -> Sequence[NoiseLevel]:
     """The noise level of each of a run's steps; empty if the scheduler has another number of steps and does not say
     which of them the run makes: steps are counted then."""
     known, begin = len(getattr(scheduler, "timesteps", ())), 0
@@ -181,7 +181,7 @@ def levels_of(scheduler: Any, total: int) -> Sequence[NoiseLevel]:
     return noise_levels(scheduler)[begin:] if 0 < known == begin + total else ()
 
 
-def run_start(scheduler: Any, total: int, latents: torch.Tensor) -> RunStart:
+def run_start(scheduler: object, total: int, latents: torch.Tensor) -> RunStart:
     """A run of so many steps that begins with these latents."""
     levels = levels_of(scheduler, total)
     return RunStart(total=total, levels=levels, scheduler=scheduler, shape=tuple(latents.shape))

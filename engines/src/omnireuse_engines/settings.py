@@ -233,7 +233,7 @@ class ServerSettings:
             if name not in TARGETS:
                 raise UnknownNameError(f"target in request_targets of {self.place}", name, TARGETS)
 
-    def plan(self, request: RequestSettings, pipeline: Any, *, region: str | None = None) -> RequestPlan:
+    def plan(self, request: RequestSettings, pipeline: object, *, region: str | None = None) -> RequestPlan:
         """The plan of a request. Plans are kept, since many requests ask for the same.
 
         Args:
@@ -267,7 +267,7 @@ class ServerSettings:
             self._profile = given if isinstance(given, Profile) else Profile.from_pretrained(given)
         return self._profile
 
-    def announce(self, pipeline: Any, plan: str, *, asked_in: str) -> None:
+    def announce(self, pipeline: object, plan: str, *, asked_in: str) -> None:
         """Say once whom the server serves.
 
         Args:
@@ -277,7 +277,7 @@ class ServerSettings:
         whom = f" for requests that ask for it in {asked_in}" if self.default == "off" else ""
         logger.info("omnireuse serves %s: %s%s", type(pipeline).__name__, plan, whom)
 
-    def _made(self, request: RequestSettings, pipeline: Any, region: str | None) -> RequestPlan:
+    def _made(self, request: RequestSettings, pipeline: object, region: str | None) -> RequestPlan:
         arguments, target = self.enable_arguments(request), request.target or self._target
         if not arguments:
             return RequestPlan(Strategy.default(), "default")

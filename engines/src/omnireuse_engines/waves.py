@@ -43,7 +43,7 @@ __all__ = ["WaveLoop", "WaveTuner", "Waves"]
 logger = logging.getLogger("omnireuse")
 
 
-def _is_input(value: Any) -> bool:
+def _is_input(value: object) -> bool:
     """Whether a request's state keeps this for the model: prompts, masks, references. Numbers tell how long a wave's
     prompts are."""
     each = value if isinstance(value, (list, tuple)) else [value]
@@ -103,7 +103,7 @@ class Waves:
         if self._tuner is not None:
             self._tuner.forget()
 
-    def denoise_step(self, input_batch: Any, *, states: Sequence[Any] | None = None, **kwargs: Any) -> Any:
+    def denoise_step(self, input_batch: object, *, states: Sequence[Any] | None = None, **kwargs: object) -> Any:
         """One denoising step of a wave.
 
         Args:
@@ -122,7 +122,7 @@ class Waves:
             # cannot be told to the others in the middle of a step.
             self.failures += sum(entry.request.failures - entry.failures for entry in entries)
 
-    def _step(self, entries: Sequence[_Member], input_batch: Any, kwargs: dict[str, Any]) -> Any:
+    def _step(self, entries: Sequence[_Member], input_batch: object, kwargs: dict[str, Any]) -> Any:
         computing = [entry for entry in entries if entry.computes]
         whole = input_batch if len(computing) == len(entries) else None
         if computing and not self._compute(computing, whole, kwargs):
@@ -185,7 +185,7 @@ class Waves:
         # The one mapping of numbers that travels with a request to its response.
         state.stage_durations.update(request.figures())
 
-    def _compute(self, entries: Sequence[_Member], batch: Any, kwargs: dict[str, Any]) -> bool:
+    def _compute(self, entries: Sequence[_Member], batch: object, kwargs: dict[str, Any]) -> bool:
         """Compute the outputs of some requests; False if the pipeline was interrupted."""
         states = [entry.state for entry in entries]
         output = self._denoise(self._sub_batch(states) if batch is None else batch, states=states, **kwargs)
@@ -285,7 +285,7 @@ class WaveTuner(LoopTuner):
             entry = super().find(policy, loop, **apart, guidance="as one call")
         return entry
 
-    def may_measure(self, entry: TuningEntry, loop: RepeatableLoop, host: Any) -> bool:
+    def may_measure(self, entry: TuningEntry, loop: RepeatableLoop, host: object) -> bool:
         return self._under_way is None and self._measured() is None
 
     def forget(self) -> None:
@@ -314,7 +314,7 @@ class WaveTuner(LoopTuner):
         if entry.is_whole:
             self.go_on(entry, self._denoise)
 
-    def go_on(self, entry: TuningEntry, host: Any) -> None:
+    def go_on(self, entry: TuningEntry, host: object) -> None:
         """Let the waves to come make the trial runs that are due."""
         if self._under_way is None and not entry.is_busy:
             self._under_way = self._going_on(entry)

@@ -45,7 +45,7 @@ class WholeRequests:
         self._said = ""
 
     def begin(
-        self, pipeline: Any, wanted: RequestSettings, *, group: dist.ProcessGroup | None = None, tunes: bool = True
+        self, pipeline: object, wanted: RequestSettings, *, group: dist.ProcessGroup | None = None, tunes: bool = True
     ) -> None:
         """Prepare the pipeline for what the next request asks for. Costs nothing if the last one asked for the same.
 

@@ -12,7 +12,7 @@ from skimage.metrics import structural_similarity
 from omnireuse.base.records import Record
 from omnireuse.pipelines import as_floats
 
-__all__ = ["Mean", "Spread", "bootstrap", "spread", "ssim"]
+__all__ = ["Mean", "MedianRange", "bootstrap", "spread", "ssim"]
 
 RESAMPLES = 2000
 
@@ -25,7 +25,7 @@ class Mean(Record, frozen=True, kw_only=True):
     high: float
 
 
-class Spread(Record, frozen=True, kw_only=True):
+class MedianRange(Record, frozen=True, kw_only=True):
     """A median over prompts with the lowest and the highest value."""
 
     median: float
@@ -61,6 +61,6 @@ def bootstrap(values: Sequence[float]) -> Mean:
     return Mean(mean=float(array.mean()), low=float(low), high=float(high))
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> MedianRange:
     """The median of `values` with the lowest and the highest."""
-    return Spread(median=statistics.median(values), low=min(values), high=max(values))
+    return MedianRange(median=statistics.median(values), low=min(values), high=max(values))

@@ -13,14 +13,14 @@ import msgspec
 import omnireuse
 from omnireuse.base.records import Record, as_text, read_record, write_text
 from omnireuse.errors import ConfigError
-from omnireuse_lab.closeness import Mean, Spread
+from omnireuse_lab.closeness import Mean, MedianRange
 
 __all__ = [
     "FAMILIES",
     "Case",
     "Comparison",
-    "FullRun",
     "Point",
+    "Reference",
     "environment",
     "read_comparison",
     "write_comparison",
@@ -61,8 +61,8 @@ class Point(Record, frozen=True, kw_only=True):
     each: tuple[float, ...] = ()
     ssim: Mean | None = None
     scores: dict[str, Mean] = msgspec.field(default_factory=dict)
-    speedup: Spread | None = None
-    seconds: Spread | None = None
+    speedup: MedianRange | None = None
+    seconds: MedianRange | None = None
     peak_bytes: int | None = None
     kept_bytes: int | None = None
     call: str
@@ -78,7 +78,7 @@ class Point(Record, frozen=True, kw_only=True):
             raise ConfigError(f"Point(method={self.method!r}): must hold either an error or its figures")
 
 
-class FullRun(Record, frozen=True, kw_only=True):
+class Reference(Record, frozen=True, kw_only=True):
     """The reference of all comparisons.
 
     Attributes:
@@ -87,7 +87,7 @@ class FullRun(Record, frozen=True, kw_only=True):
         peak_bytes: as in `Point`.
     """
 
-    seconds: Spread | None = None
+    seconds: MedianRange | None = None
     scores: dict[str, float] = msgspec.field(default_factory=dict)
     peak_bytes: int | None = None
 
@@ -110,7 +110,7 @@ class Case(Record, frozen=True, kw_only=True):
     guidance: float
     prompts: tuple[str, ...]
     seed: int = 0
-    full: FullRun
+    full: Reference
     points: tuple[Point, ...]
     missing: tuple[str, ...] = ()
 

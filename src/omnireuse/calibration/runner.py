@@ -18,7 +18,7 @@ from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Chooser, Chosen, Region, RunStart
 from omnireuse.loop.strategy import Strategy
 from omnireuse.models.regions import make_region
-from omnireuse.named.measuring import Seen
+from omnireuse.named.measuring import WatchedRun
 from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.named.step_caches import mag_cache
 from omnireuse.noise.schedulers import noise_levels
@@ -48,7 +48,7 @@ class RunInFull:
     pictures: list[Picture]
     full: FullRun | None
     coordinates: tuple[float, ...]
-    seen: Seen
+    seen: WatchedRun
 
 
 class _Choosing(Extension):
@@ -130,7 +130,7 @@ class PipelineRunner(PipelineTrials):
             coordinates=tuple(
                 levels[step].coordinate if step < len(levels) else float(step) for step in range(self.steps)
             ),
-            seen=Seen.of(strategy.forecaster, handle.events, self.steps),
+            seen=WatchedRun.of(strategy.forecaster, handle.events, self.steps),
         )
 
     def _watching(self) -> Strategy:

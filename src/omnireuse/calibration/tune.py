@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -23,7 +22,7 @@ __all__ = ["tune"]
 
 
 def tune(
-    pipeline: Any,
+    pipeline: object,
     prompts: Sequence[str],
     *,
     speedup: float | None = None,
@@ -34,7 +33,7 @@ def tune(
     device: str | torch.device | None = None,
     dtype: str | torch.dtype | None = None,
     progress: bool = True,
-    **call: Any,
+    **call: object,
 ) -> Profile:
     """Measure a pipeline ahead of time, as `omnireuse.enable` does on its first pictures, and keep the plan.
 

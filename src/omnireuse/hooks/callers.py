@@ -43,7 +43,7 @@ def calling(who: object) -> Iterator[None]:
         CALLERS.reset(token)
 
 
-def is_called_by(pipeline: Any) -> bool:
+def is_called_by(pipeline: object) -> bool:
     """True if the code that runs is this pipeline's, or a loop of a user's own.
 
     A pipeline that is one of this pipeline's parts (Stable Cascade's prior and decoder) calls for it. A callback does

@@ -163,14 +163,14 @@ _adapted = weakref.WeakKeyDictionary[torch.nn.Module, tuple[tuple[Any, ...], tup
 """The configurations of the adapters of each model, and the layers that have some with them."""
 
 
-def device_of(pipeline: Any) -> str:
+def device_of(pipeline: object) -> str:
     """The device that its denoiser computes on; under accelerate's offloading not where its weights are."""
     denoiser = denoisers_of(pipeline)[0]
     hooked = getattr(getattr(denoiser, "_hf_hook", None), "execution_device", None)
     return str(hooked or next((each.device for each in denoiser.parameters()), "cpu"))
 
 
-def dtype_of(pipeline: Any) -> str:
+def dtype_of(pipeline: object) -> str:
     """The dtype that its denoiser computes in, as "bfloat16"."""
     denoiser = denoisers_of(pipeline)[0]
     dtype: Any = getattr(denoiser, "dtype", None)
@@ -179,7 +179,7 @@ def dtype_of(pipeline: Any) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def describe(pipeline: Any) -> str:
+def describe(pipeline: object) -> str:
     """The pipeline's class, its device and its dtype, in a few words."""
     return f"{type(pipeline).__name__} on {device_of(pipeline)} in {dtype_of(pipeline)}"
 

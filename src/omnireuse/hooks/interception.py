@@ -252,7 +252,7 @@ class _Dispatcher:
         original, layers, name = self._original, self._layers, self._name
 
         @functools.wraps(original)
-        def method(self: Any, *args: object, **kwargs: object) -> Any:
+        def method(self: object, *args: object, **kwargs: object) -> Any:
             proceed, handler = original.__get__(self, type(self)), None
             for layer in layers.get(id(self), ()):
                 interception = layer.interception()

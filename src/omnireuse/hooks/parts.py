@@ -42,18 +42,18 @@ class Parts:
         """True if somebody has overwritten an interception, as `module.compile()` does."""
         return is_bypassed(self)
 
-    def have_other_denoisers(self, pipeline: Any) -> bool:
+    def have_other_denoisers(self, pipeline: object) -> bool:
         """True if the pipeline has other denoisers than the intercepted ones."""
         return [*map(id, denoisers_of(pipeline))] != [*map(id, self.denoisers)]
 
-    def refresh_denoisers(self, pipeline: Any) -> None:
+    def refresh_denoisers(self, pipeline: object) -> None:
         """Intercept the pipeline's present denoisers in place of those before."""
         self._undo(self._on_denoisers)
         self.denoisers = denoisers_of(pipeline)
         for place, denoiser in enumerate(self.denoisers):
             self._intercept(str(place), denoiser, self._on_denoisers)
 
-    def refresh_others(self, pipeline: Any, *, anew: bool = False) -> None:
+    def refresh_others(self, pipeline: object, *, anew: bool = False) -> None:
         """Intercept the pipeline's present other parts, if any is another one, or `anew`; none after `undo`."""
         if not self.denoisers:
             return

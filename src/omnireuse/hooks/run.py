@@ -19,7 +19,7 @@ from omnireuse.hooks.denoisers import parameters_of
 from omnireuse.hooks.interception import MethodCall
 from omnireuse.hooks.windows import Windows
 from omnireuse.loop.branch_state import refuse_gradients
-from omnireuse.loop.conditions import Conditions
+from omnireuse.loop.conditions import CallConditions
 from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.stepper import Stepper
@@ -122,7 +122,7 @@ class Run:
         self.is_stepped = False
         self.magnitudes: list[tuple[int, torch.Tensor]] = []
         self.grids: dict[Hashable, tuple[int, ...] | None] = {}
-        self.conditions, self.is_touched, self.changed_at = Conditions(), False, 0
+        self.conditions, self.is_touched, self.changed_at = CallConditions(), False, 0
         self.windows, self.has_times = Windows(), False
         self._first_sigma: float | None = None
 

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-__all__ = ["Conditions", "Seen", "version"]
+__all__ = ["CallConditions", "Seen", "version"]
 
 _LEAVES = (torch.Tensor, bool, int, float, str, type(None))
 
 
-class Conditions:
+class CallConditions:
     """The conditions of one run: prompts, masks, images, adapters, whatever the model is given.
 
     An input of a call is a condition if it was equal at the first two steps of its branch. Latents and times were not,

@@ -23,7 +23,7 @@ def norm_output(*arguments: str, norm: str = "norm1", **keywords: str) -> Signal
         keywords: the same by keyword.
     """
 
-    def read(block: Any, given: Arguments) -> torch.Tensor:
+    def read(block: object, given: Arguments) -> torch.Tensor:
         positional = [given[name] for name in arguments]
         result = getattr(block, norm)(*positional, **{key: given[name] for key, name in keywords.items()})
         tokens: torch.Tensor = result if isinstance(result, torch.Tensor) else result[0]
@@ -68,7 +68,7 @@ def _flux_2(block: Any, given: Arguments) -> torch.Tensor:
     return modulated(block.norm1(given["hidden_states"]), scale, shift)
 
 
-def _chroma(block: Any, given: Arguments) -> torch.Tensor:
+def _chroma(block: object, given: Arguments) -> torch.Tensor:
     # Six rows of modulation for the image, then six for the text.
     return _ADAPTIVE(block, {**given, "temb": given["temb"][:, :6]})
 
@@ -207,12 +207,12 @@ _DOUBLE_SINGLE = ("transformer_blocks", "single_transformer_blocks")
 _PROJECTED = "projected time embedding e0"
 
 
-def _time_embedding(block: Any, given: Arguments) -> torch.Tensor:
+def _time_embedding(block: object, given: Arguments) -> torch.Tensor:
     embedding: torch.Tensor = given["temb"]
     return embedding
 
 
-def _hunyuan_video(block: Any, given: Arguments) -> torch.Tensor:
+def _hunyuan_video(block: object, given: Arguments) -> torch.Tensor:
     # Image-to-video by token replacement modulates the first frame's tokens on their own.
     if given.get("token_replace_emb") is None:
         return _ADAPTIVE(block, given)

@@ -43,7 +43,7 @@ WAYS: tuple[Callable[[torch.Tensor, torch.dtype], torch.Tensor], ...] = (
 class _Reached(BaseException):
     """Ends a run of the denoiser on its way; no `Exception`, so that nobody handles it on the way."""
 
-    def __init__(self, found: Any) -> None:
+    def __init__(self, found: object) -> None:
         self.found = found
 
 

@@ -37,7 +37,7 @@ class ModulationCache(Rows):
     """
 
     def __init__(
-        self, pipeline: Any, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
+        self, pipeline: object, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
     ) -> None:
         super().__init__(pipeline, release, max_bytes, outside)
         self.tables = [Tables(each, self) for each in _denoisers(pipeline)]
@@ -105,7 +105,7 @@ class ModulationCache(Rows):
 
 
 def install_modulation_cache(
-    pipeline: Any,
+    pipeline: object,
     *,
     release: Release = "cpu",
     max_bytes: int | None = None,
@@ -151,7 +151,7 @@ def install_modulation_cache(
     return cache
 
 
-def uninstall_modulation_cache(pipeline: Any) -> bool:
+def uninstall_modulation_cache(pipeline: object) -> bool:
     """Restore the pipeline as it was, weights that have left included; False if no cache was installed."""
     cache = _cache_on(_denoisers(pipeline))
     if cache is not None:

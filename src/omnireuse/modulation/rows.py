@@ -23,7 +23,7 @@ from omnireuse.modulation.table import Table
 from omnireuse.stores.memory import MemoryStore
 from omnireuse.stores.tier import Tier, TieredStore
 
-__all__ = ["Release", "Row", "Rows"]
+__all__ = ["Release", "Rows", "StoredRow"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -32,7 +32,7 @@ SCHEDULERS = ("scheduler", "audio_scheduler")
 """Of a pipeline."""
 
 
-class Row(NamedTuple):
+class StoredRow(NamedTuple):
     """An output, and its version when it was stored."""
 
     output: torch.Tensor
@@ -52,12 +52,12 @@ class Rows:
     """
 
     def __init__(
-        self, pipeline: Any, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
+        self, pipeline: object, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
     ) -> None:
         self._pipelines: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.join(pipeline)
         self.release, self.max_bytes, self.outside, self.refused = release, max_bytes, outside, ""
-        self.rows: MemoryStore[Row] = MemoryStore(max_bytes=max_bytes)
+        self.rows: MemoryStore[StoredRow] = MemoryStore(max_bytes=max_bytes)
         self._lock = threading.Lock()
         self._counts, self._bypassed = Counter[str](), Counter[str]()
         self._weight_bytes: dict[int, int] = {}
@@ -65,7 +65,7 @@ class Rows:
         self.pictures = self._before = 0  # the latter: calls computed before the schedule of the last picture was set
         self._schedules: list[list[torch.Tensor]] = []
 
-    def join(self, pipeline: Any) -> None:
+    def join(self, pipeline: object) -> None:
         """Know the schedulers of a pipeline, for as long as it lives."""
         if hasattr(pipeline, "__weakref__"):
             self._pipelines[id(pipeline)] = pipeline

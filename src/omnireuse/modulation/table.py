@@ -15,7 +15,7 @@ from omnireuse.fingerprints.tensors import checksums
 from omnireuse.modulation.weights import Weights
 from omnireuse.stores.tier import Tier, TieredStore
 
-__all__ = ["Kept", "Key", "Table"]
+__all__ = ["Key", "OutsideRows", "Table"]
 
 _FORMAT = "modulation 1"
 _CPU = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
@@ -60,14 +60,14 @@ class Table:
         self.epoch = 0
         self.content: dict[bool, Any] = {}
         self.alignment: dict[torch.device, tuple[int, ...]] = {}
-        self.kept: Kept | None = None
+        self.kept: OutsideRows | None = None
         self.lock = threading.RLock()
         self.is_projection = bool(self.weights.parameters)
         self.is_judged = self.sees_tokens = False
         self.tail: tuple[None, ...] = ()
 
 
-class Kept:
+class OutsideRows:
     """The records of one module's rows, as some process has left them.
 
     Args:

@@ -20,8 +20,8 @@ from omnireuse.modulation.ahead import Ahead
 from omnireuse.modulation.call import NOW, Call
 from omnireuse.modulation.compiled import unwatch, watch
 from omnireuse.modulation.groups import Groups
-from omnireuse.modulation.rows import Row, Rows
-from omnireuse.modulation.table import Kept, Key, Table
+from omnireuse.modulation.rows import Rows, StoredRow
+from omnireuse.modulation.table import Key, OutsideRows, Table
 from omnireuse.modulation.values import is_token_free
 from omnireuse.modulation.weights import contents
 from omnireuse.stores.tier import Tier, TieredStore
@@ -215,11 +215,11 @@ class Tables:
         with self._cache.brought_in(table, device):
             return made.make()
 
-    def _load(self, call: Call, key: Key, outside: Tier | TieredStore) -> Row | None:
+    def _load(self, call: Call, key: Key, outside: Tier | TieredStore) -> StoredRow | None:
         """The row that some process has left outside."""
         table = key.table
         if table.kept is None:
-            table.kept = Kept(outside, table)
+            table.kept = OutsideRows(outside, table)
         output = table.kept.outputs.get(table.kept.name_of(key))
         if output is None:
             return None
@@ -230,7 +230,7 @@ class Tables:
         """Leave all rows outside the process."""
         if self._cache.outside is None:
             return
-        rows: dict[Kept, dict[str, torch.Tensor]] = {}
+        rows: dict[OutsideRows, dict[str, torch.Tensor]] = {}
         for key, row in self._cache.rows.snapshot().items():
             if not isinstance(key, Key) or key.table not in self._tables or key.table.tail:
                 continue
@@ -238,16 +238,16 @@ class Tables:
                 rows.setdefault(key.table.kept, {})[key.table.kept.name_of(key)] = row.output
         self._cache.count(saved=sum(kept.save(each) for kept, each in rows.items()))
 
-    def _keep(self, call: Call, key: Key, output: torch.Tensor) -> Row:
+    def _keep(self, call: Call, key: Key, output: torch.Tensor) -> StoredRow:
         """A row with the values of an output."""
         with torch.inference_mode(False), torch.no_grad():
             copy = output.detach().clone()  # counts its changes, also if the output is of inference mode
-        row = Row(copy, copy._version)
+        row = StoredRow(copy, copy._version)
         self._cache.rows.put(key, row, copy.nbytes)
         call.filled.append(key)
         return row
 
-    def _meet(self, call: Call, value: Any) -> None:
+    def _meet(self, call: Call, value: object) -> None:
         """Take a value that was read before its rows are used."""
         with self._lock:
             is_return, is_unverified = self._rounds.meet(value, call.number)
@@ -390,7 +390,7 @@ class Rounds:
         self._met: OrderedDict[Any, tuple[int, int]] = OrderedDict()
         """Number of the latest call with each value, and when that was."""
 
-    def meet(self, value: Any, number: int) -> tuple[bool, bool]:
+    def meet(self, value: object, number: int) -> tuple[bool, bool]:
         """Whether a value is of an earlier round, and whether the weights are to be verified before its rows are used:
         they were not since it was met, as far as that can be told.
 

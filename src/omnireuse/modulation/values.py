@@ -62,6 +62,6 @@ class Known:
             self.note(tensor, value)
         return value
 
-    def note(self, tensor: torch.Tensor, value: Any) -> None:
+    def note(self, tensor: torch.Tensor, value: object) -> None:
         """Take the value of a tensor that counts its changes as known."""
         self._by_id[id(tensor)] = (tensor, tensor._version, value)  # held, so that no other has its id meanwhile

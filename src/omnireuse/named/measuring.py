@@ -17,7 +17,7 @@ from omnireuse.forecasters.base import Forecaster, Memory, PolynomialMemory
 from omnireuse.loop.events import Decision
 from omnireuse.profiles.measurements import Measurements, TeaCacheFit
 
-__all__ = ["MagnitudeRecorder", "Seen", "fit_tea_cache", "measured"]
+__all__ = ["MagnitudeRecorder", "WatchedRun", "fit_tea_cache", "measured"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -129,7 +129,7 @@ def _mean_run(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
     return (1.0, *means)
 
 
-class Seen(NamedTuple):
+class WatchedRun(NamedTuple):
     """What one full run has shown, whose blocks were watched.
 
     Attributes:
@@ -141,7 +141,7 @@ class Seen(NamedTuple):
     ratios: tuple[tuple[float, ...], ...] | None = None
 
     @classmethod
-    def of(cls, recorder: Forecaster, events: Sequence[Decision], total: int) -> Seen:
+    def of(cls, recorder: Forecaster, events: Sequence[Decision], total: int) -> WatchedRun:
         """From the decisions of a run of `total` steps; empty without a `MagnitudeRecorder`."""
         if not isinstance(recorder, MagnitudeRecorder):
             return cls()
@@ -149,7 +149,7 @@ class Seen(NamedTuple):
         return cls(changes_of(events), recorder.ratios(len(calls)) if {*calls.values()} == {total} else None)
 
 
-def measured(searched: Sequence[Seen], held_out: Sequence[Seen], blocks_unseen: str) -> Measurements:
+def measured(searched: Sequence[WatchedRun], held_out: Sequence[WatchedRun], blocks_unseen: str) -> Measurements:
     """Means over all runs, and fits to the runs for the search, judged on the others; at least one of each.
 
     Args:

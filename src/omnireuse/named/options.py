@@ -47,14 +47,14 @@ __all__ = [
 BACKEND_VARIABLE = "DIFFUSION_CACHE_BACKEND"
 
 
-def _keep_coefficients(owner: Any, field: str) -> None:
+def _keep_coefficients(owner: object, field: str) -> None:
     """A list is read back as a list, all else as a tuple."""
     given = getattr(owner, field)
     found = check_finite_list(owner, field, given, length=5)
     object.__setattr__(owner, field, list(found) if isinstance(given, list) else found)
 
 
-def _keep_ratios(owner: Any, field: str) -> None:
+def _keep_ratios(owner: object, field: str) -> None:
     object.__setattr__(owner, field, checked_ratios(owner, field, getattr(owner, field)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import operator
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -83,22 +84,17 @@ def _row(
         raise NothingPublishedError(
             f"transformer type for {table.replace('_', ' ')}", transformer_type, classes, hint=calibrate
         )
-    path = _plain(checkpoint)
-    named = [row for row in rows if _plain(_name(row)) in path]
-    if named:
-        return max(named, key=lambda row: len(_name(row)))
+    names = [_plain(row["checkpoint"].split(" (")[0]) for row in rows]
+    found = [(len(name), row) for name, row in zip(names, rows, strict=True) if name in _plain(checkpoint)]
+    if found:
+        return max(found, key=operator.itemgetter(0))[1]
     logger.info("taking the figures published for %s (%s)", rows[0]["checkpoint"], rows[0]["source"])
     return rows[0]
 
 
-def checkpoint_of(pipeline: Any) -> str:
+def checkpoint_of(pipeline: object) -> str:
     """The name that the pipeline was loaded under; empty if it does not know."""
     return str(getattr(pipeline, "name_or_path", None) or getattr(pipeline, "_name_or_path", None) or "")
-
-
-def _name(row: dict[str, Any]) -> str:
-    name: str = row["checkpoint"].split(" (")[0]
-    return name
 
 
 def _plain(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -50,7 +51,7 @@ from omnireuse.policies import (
 )
 from omnireuse.policies.base import Policy
 from omnireuse.policies.mag_cache import by_branch
-from omnireuse.profiles.profile import profile_for
+from omnireuse.profiles.profile import Profile, profile_for
 
 __all__ = ["STEP_CACHES", "GivenCache", "NamedCache", "StepCache", "config_of"]
 
@@ -77,7 +78,7 @@ class StepCache:
         return tuple(each.name for group in self.reads for each in fields(group))
 
 
-def tea_cache(config: DiffusionCacheConfig, pipeline: Any) -> Strategy:
+def tea_cache(config: DiffusionCacheConfig, pipeline: object) -> Strategy:
     """TeaCache, with the published coefficients of the pipeline's checkpoint unless the config has some.
 
     A polynomial that is flat somewhere would reuse without end there, so at most ten steps are reused in a row.
@@ -87,7 +88,7 @@ def tea_cache(config: DiffusionCacheConfig, pipeline: Any) -> Strategy:
     return Strategy(policy=policy, region="blocks", max_consecutive=10)
 
 
-def mag_cache(config: DiffusionCacheConfig, pipeline: Any) -> Strategy:
+def mag_cache(config: DiffusionCacheConfig, pipeline: object) -> Strategy:
     """MagCache, with the published ratios of the pipeline's checkpoint unless the config has some; or a measurement.
 
     Raises:
@@ -117,7 +118,7 @@ def mag_cache(config: DiffusionCacheConfig, pipeline: Any) -> Strategy:
     return Strategy(policy=Never(), forecaster=recorder, region="blocks")
 
 
-def db_cache(config: DiffusionCacheConfig, _pipeline: Any = None) -> Strategy:
+def db_cache(config: DiffusionCacheConfig, _pipeline: object = None) -> Strategy:
     """DBCache with SCM and TaylorSeer.
 
     With a step mask and `scm_steps_policy="static"` the mask decides alone; with "dynamic" a step is reused if mask,
@@ -153,7 +154,7 @@ def db_cache(config: DiffusionCacheConfig, _pipeline: Any = None) -> Strategy:
     )
 
 
-def first_block_cache(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+def first_block_cache(config: DiffusionCacheConfig, _pipeline: object) -> Strategy:
     """DBCache whose first block alone always runs: Fn is 1 and Bn is 0."""
     for field, value in (("Fn_compute_blocks", 1), ("Bn_compute_blocks", 0)):
         if getattr(config, field) != value:
@@ -161,24 +162,24 @@ def first_block_cache(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
     return db_cache(config)
 
 
-def cache_dit(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+def cache_dit(config: DiffusionCacheConfig, _pipeline: object) -> Strategy:
     """The native strategy with the same fields, for the handle; its polynomial is of order 3 at most."""
     order = min(config.taylorseer_order, 3)
     return db_cache(replace(config, taylorseer_order=order, force_refresh_step_hint=None))
 
 
-def easy_cache(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+def easy_cache(config: DiffusionCacheConfig, _pipeline: object) -> Strategy:
     """EasyCache on all calls of a step. `Blend` was better than holding at every threshold
     (`bench/notes/2026-11-23-strategies.md`)."""
     return Strategy(policy=EasyCache(threshold=config.easy_thresh, warmup=config.easy_warmup_steps), forecaster=Blend())
 
 
-def sea_cache(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+def sea_cache(config: DiffusionCacheConfig, _pipeline: object) -> Strategy:
     """SeaCache on all calls of a step: the branches start from the same latents and would decide alike."""
     return Strategy(policy=SeaCache(threshold=config.sea_thresh, warmup=config.sea_warmup_steps), forecaster=Blend())
 
 
-def taylorseer(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+def taylorseer(config: DiffusionCacheConfig, _pipeline: object) -> Strategy:
     """TaylorSeer on the whole output of each branch: one step of each interval computes after the warm-up.
 
     Source: "From Reusing to Forecasting", arXiv 2503.06923, which forecasts the output of every layer.
@@ -193,7 +194,7 @@ def taylorseer(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
     return Strategy(policy=policy, forecaster=forecaster, region="call", prediction_target="output")
 
 
-def error_control(config: DiffusionCacheConfig, _pipeline: Any) -> Strategy:
+def error_control(config: DiffusionCacheConfig, _pipeline: object) -> Strategy:
     """Error control of the value that the scheduler receives; `Blend` leaves the fewest outliers."""
     policy = ErrorControl(tolerance=config.error_tolerance, max_gap=config.error_max_gap)
     return Strategy(policy=policy, forecaster=Blend())
@@ -237,7 +238,7 @@ class NamedCache:
     name: str
     config: DiffusionCacheConfig
 
-    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
+    def open(self, pipeline: object, group: dist.ProcessGroup | None) -> Opened:
         """The strategy for a pipeline.
 
         Raises:
@@ -263,7 +264,9 @@ class GivenCache:
         UnknownNameError: this cache does not read an option.
     """
 
-    def __init__(self, name: str, options: Mapping[str, Any], profile: Any = None) -> None:
+    def __init__(
+        self, name: str, options: Mapping[str, Any], profile: Profile | str | os.PathLike[str] | None = None
+    ) -> None:
         self._name, self._options, self._profile = name, options, profile
         with _told_of_enable({}, options):
             self._config = config_of(name, options)
@@ -315,7 +318,7 @@ def _told_of_enable(names: Mapping[str, str], options: Mapping[str, Any]) -> Ite
         raise error.told_of("enable", names, next(filter(None, hints), "")) from error
 
 
-def _check_serves(name: str, pipeline: Any) -> None:
+def _check_serves(name: str, pipeline: object) -> None:
     """Refuse a model whose blocks are no stack before anything is looked up for it."""
     model, cache = _model_of(pipeline), STEP_CACHES[name]
     needs_blocks = cache.skips not in get_args(WholeRegion) and cache.region is None
@@ -327,5 +330,5 @@ def _check_serves(name: str, pipeline: Any) -> None:
         )
 
 
-def _model_of(pipeline: Any) -> str:
+def _model_of(pipeline: object) -> str:
     return model_name(denoisers_of(pipeline)[0])

@@ -10,7 +10,7 @@ __all__ = ["showing_bars", "with_bar", "without_bar"]
 
 
 @contextmanager
-def with_bar(pipeline: Any, **settings: Any) -> Iterator[None]:
+def with_bar(pipeline: object, **settings: object) -> Iterator[None]:
     """Show the progress bar that diffusers shows of every run with these settings of tqdm beside the user's; all are as
     before afterwards. A bar that the user has disabled stays so."""
     name = "_progress_bar_config"
@@ -26,12 +26,12 @@ def with_bar(pipeline: Any, **settings: Any) -> Iterator[None]:
                 vars(each)[name] = own
 
 
-def without_bar(pipeline: Any) -> Any:
+def without_bar(pipeline: object) -> Any:
     """Hide the progress bar that diffusers shows of every run; its settings are as before afterwards."""
     return with_bar(pipeline, disable=True)
 
 
-def showing_bars(holder: Any) -> Iterator[Any]:
+def showing_bars(holder: object) -> Iterator[Any]:
     """The pipeline, and those blocks of a modular one that show bars, at any depth."""
     if hasattr(holder, "set_progress_bar_config"):
         yield holder

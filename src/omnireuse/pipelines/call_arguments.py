@@ -24,7 +24,7 @@ _GIVEN = "given"
 """In place of a picture, a tensor or another object."""
 
 
-def arguments_of(pipeline: Any, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
+def arguments_of(pipeline: object, /, *args: object, **kwargs: object) -> dict[str, Any]:
     """The arguments of a call of the pipeline, with its defaults, but for contents and noise.
 
     Sizes that are left out are the model's own. A guidance that has no effect is left out or 1: a scale of a model
@@ -102,7 +102,7 @@ def _is_scale(name: str) -> bool:
     return name.endswith("_scale") and ("guidance" in name or "cfg" in name)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """The value, if it can be compared; lists as tuples, as JSON does not tell them apart."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -113,11 +113,11 @@ def _plain(value: Any) -> Any:
     return _GIVEN
 
 
-def _denoiser(pipeline: Any) -> Any:
+def _denoiser(pipeline: object) -> Any:
     return getattr(pipeline, "transformer", None) or getattr(pipeline, "unet", None)
 
 
-def _own_size(pipeline: Any) -> int | None:
+def _own_size(pipeline: object) -> int | None:
     """Height and width of pictures whose size is not given, as pipelines of diffusers compute them."""
     size = getattr(pipeline, "default_sample_size", None)
     if size is None:
@@ -129,7 +129,7 @@ def _own_size(pipeline: Any) -> int | None:
 class Calls:
     """Calls with arguments of the pipeline's own. An engine that hands in requests has a class of its own."""
 
-    def arguments(self, pipeline: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, pipeline: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments of a call but contents and noise, by name."""
         return arguments_of(pipeline, *args, **kwargs)
 

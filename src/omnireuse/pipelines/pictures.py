@@ -28,7 +28,7 @@ SLACK = 1e-3
 """Greatest distance of a value from 0…1, by rounding."""
 
 
-def pictures_of(result: Any, count: int, *, where: str, strict: bool, given: bool = False) -> list[Picture]:
+def pictures_of(result: object, count: int, *, where: str, strict: bool, given: bool = False) -> list[Picture]:
     """The pictures of so many prompts.
 
     Args:
@@ -44,7 +44,7 @@ def pictures_of(result: Any, count: int, *, where: str, strict: bool, given: boo
     return [_picture(row, said, strict=strict) for row in found]
 
 
-def _content(result: Any) -> Any:
+def _content(result: object) -> Any:
     """The pictures of a result: an entry or attribute of a known name, else the first."""
     if isinstance(result, Mapping):
         named = next((result[name] for name in NAMES if result.get(name) is not None), None)
@@ -57,7 +57,7 @@ def _content(result: Any) -> Any:
     return next((found for name in NAMES if (found := getattr(result, name, None)) is not None), None)
 
 
-def _rows(content: Any) -> Sequence[Any] | None:
+def _rows(content: object) -> Sequence[Any] | None:
     if _is_image(content):
         return [content]
     if isinstance(content, (list, tuple)) or (isinstance(content, (np.ndarray, torch.Tensor)) and content.ndim > 0):
@@ -65,7 +65,7 @@ def _rows(content: Any) -> Sequence[Any] | None:
     return None
 
 
-def _picture(row: Any, said: str, *, strict: bool) -> Picture:
+def _picture(row: object, said: str, *, strict: bool) -> Picture:
     is_tensor = isinstance(row, torch.Tensor)
     if isinstance(row, torch.Tensor):
         row = row.detach().cpu()
@@ -105,12 +105,12 @@ def _channel_axis(shape: tuple[int, ...], *, last: bool) -> int | None:
     return None
 
 
-def _is_image(value: Any) -> bool:
+def _is_image(value: object) -> bool:
     # Of Pillow, which may be missing.
     return any(each.__module__.startswith("PIL.") and each.__name__ == "Image" for each in type(value).__mro__)
 
 
-def _shape(value: Any) -> str:
+def _shape(value: object) -> str:
     kind = type(value).__name__
     if isinstance(value, (np.ndarray, torch.Tensor)):
         return f"{kind} of shape {tuple(value.shape)}"
@@ -125,7 +125,7 @@ IDENTICAL_DB = 100.0
 """The value of identical pictures in a mean. One level of one channel of one pixel of a 64 × 64 image is 89 dB."""
 
 
-def psnr(image: Any, reference: Any) -> float:
+def psnr(image: object, reference: object) -> float:
     """Peak signal-to-noise ratio in dB of `image` against `reference`; inf if they are identical.
 
     Args:
@@ -146,7 +146,7 @@ def capped_psnr(image: Any, reference: Any) -> float:
     return min(psnr(image, reference), IDENTICAL_DB) if np.isfinite(image).all() else 0.0
 
 
-def as_floats(image: Any, reference: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def as_floats(image: object, reference: object) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Both as floats in 0..1, of one shape.
 
     Args:

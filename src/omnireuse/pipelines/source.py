@@ -91,7 +91,7 @@ class Source:
         elif self.is_path:
             function_named(str(self.given), f"{self.where}(pipeline")
 
-    def name(self, pipeline: Any) -> str:
+    def name(self, pipeline: object) -> str:
         """The name for records: the last part of the folder or id, else the class of the loaded pipeline."""
         return Path(self.given).resolve().name if self.is_place else type(pipeline).__name__
 

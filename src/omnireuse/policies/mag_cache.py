@@ -100,7 +100,7 @@ def resampled(ratios: tuple[float, ...], total: int) -> tuple[float, ...]:
     return tuple(ratios[round(i * (len(ratios) - 1) / (total - 1))] for i in range(total))
 
 
-def checked_ratios(owner: object, field: str, given: Any) -> Any:
+def checked_ratios(owner: object, field: str, given: object) -> Any:
     """The ratios as floats, in lists or tuples as they were given; arrays and tensors become lists.
 
     Raises:
@@ -124,6 +124,6 @@ def by_branch(ratios: Sequence[Any]) -> tuple[tuple[float, ...], ...]:
     return tuple(tuple(branch) for branch in (ratios if is_nested else [ratios]))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """Arrays, tensors and their scalars as lists and numbers of Python."""
     return value.tolist() if hasattr(value, "tolist") else value

@@ -22,7 +22,7 @@ from omnireuse.pipelines.snapshot import Snapshot, autocast_state, when_suspecte
 from omnireuse.profiles.holding import held_by
 from omnireuse.profiles.origin import fingerprint
 
-__all__ = ["OTHER_WEIGHTS", "Conditions", "Hooks", "Watch", "read_weights_anew", "watch_of"]
+__all__ = ["OTHER_WEIGHTS", "Conditions", "ConditionsWatch", "ForwardHooks", "read_weights_anew", "watch_of"]
 
 
 OTHER_WEIGHTS = "the pipeline has other weights than the profile was measured with"
@@ -93,7 +93,7 @@ class Conditions(Record, frozen=True, kw_only=True):
         return None if self.weights == other.weights else OTHER_WEIGHTS
 
 
-class Watch:
+class ConditionsWatch:
     """The conditions of one pipeline, which is held weakly. Threads may share it.
 
     Seen at once: a change of weights that torch counts, an optimizer's step, a replaced module, scheduler or
@@ -101,7 +101,7 @@ class Watch:
     does not count, as into `tensor.data`, is seen if it changes the first value of any weight.
     """
 
-    def __init__(self, pipeline: Any) -> None:
+    def __init__(self, pipeline: object) -> None:
         self._pipeline: Callable[[], Any] = _reference(pipeline)
         self._lock = threading.RLock()
         self._is_due = True
@@ -128,7 +128,7 @@ class Watch:
         """
         pipeline = self._pipeline()
         if pipeline is None:
-            raise StateError("Watch.now: the pipeline is gone")
+            raise StateError("ConditionsWatch.now: the pipeline is gone")
         with self._lock:
             found = self._found
             if self._is_due or found is None or not found.is_still(pipeline):
@@ -137,15 +137,15 @@ class Watch:
             return found.conditions()
 
 
-def watch_of(pipeline: Any) -> Watch:
+def watch_of(pipeline: object) -> ConditionsWatch:
     """The one watch that all who ask share, as long as the pipeline lives."""
     with _lock:
         try:
             if (known := _watches.get(pipeline)) is None:
-                known = _watches[pipeline] = Watch(pipeline)
+                known = _watches[pipeline] = ConditionsWatch(pipeline)
             return known
         except TypeError:  # not hashable, or not to be held weakly
-            return Watch(pipeline)
+            return ConditionsWatch(pipeline)
 
 
 def read_weights_anew() -> None:
@@ -159,7 +159,7 @@ def read_weights_anew() -> None:
 
 
 _lock = threading.Lock()
-_watches: weakref.WeakKeyDictionary[Any, Watch] = weakref.WeakKeyDictionary()
+_watches: weakref.WeakKeyDictionary[Any, ConditionsWatch] = weakref.WeakKeyDictionary()
 
 
 class _Found:
@@ -171,12 +171,12 @@ class _Found:
         before: the look before it, if any.
     """
 
-    def __init__(self, pipeline: Any, suspect: Callable[..., None], before: _Found | None) -> None:
+    def __init__(self, pipeline: object, suspect: Callable[..., None], before: _Found | None) -> None:
         parts = {name: getattr(pipeline, name, None) for name in DENOISERS}
         self._settings = [_reference(each) for each in _settings(pipeline)]
         self._snapshot = Snapshot(parts, suspect)
         self._adapters = self._snapshot.adapters()
-        self._hooks = Hooks({name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)})
+        self._hooks = ForwardHooks({name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)})
         self._plain: Conditions = before._plain if before is not None and self._continues(before) else _plain(pipeline)
         """The conditions but for autocast and hooks."""
 
@@ -184,7 +184,7 @@ class _Found:
         """Whether an event of `suspect` may change a denoiser (`Snapshot.is_touched_by`)."""
         return self._snapshot.is_touched_by(event)
 
-    def is_still(self, pipeline: Any) -> bool:
+    def is_still(self, pipeline: object) -> bool:
         """Whether another look would find the same, but for autocast and hooks."""
         return (
             self._snapshot.has_parts_of(pipeline)
@@ -209,7 +209,7 @@ class _Found:
         )
 
 
-def _plain(pipeline: Any) -> Conditions:
+def _plain(pipeline: object) -> Conditions:
     model, digest, scheduler = fingerprint(pipeline)
     held = held_by(denoisers_of(pipeline))
     return Conditions(
@@ -224,14 +224,14 @@ def _plain(pipeline: Any) -> Conditions:
     )
 
 
-def _guider_text(guider: Any) -> str | None:
+def _guider_text(guider: object) -> str | None:
     if guider is None:
         return None
     settings = {name: value for name, value in dict(getattr(guider, "config", {})).items() if not name.startswith("_")}
     return f"{type(guider).__name__}({', '.join(f'{name}={value!r}' for name, value in sorted(settings.items()))})"
 
 
-def _settings(pipeline: Any) -> list[Any]:
+def _settings(pipeline: object) -> list[Any]:
     """Objects that are exchanged when the scheduler, the guider or a configuration changes."""
     scheduler, guider = (getattr(pipeline, name, None) for name in ("scheduler", "guider"))
     configured = (scheduler, guider, *denoisers_of(pipeline))
@@ -275,7 +275,7 @@ _FRAMEWORKS = ("omnireuse.", "accelerate.", "diffusers.hooks.", "torch.distribut
 hooks."""
 
 
-class Hooks:
+class ForwardHooks:
     """Forward hooks, replaced forwards, and hooks of accelerate and diffusers, on some modules and all that is inside.
 
     Args:

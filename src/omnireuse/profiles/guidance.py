@@ -34,7 +34,7 @@ class CalibratedRuns(Extension):
         fallback: the strategy for other guidance than the profile's.
     """
 
-    def __init__(self, pipeline: Any, chosen: PlanChoice, fallback: Strategy) -> None:
+    def __init__(self, pipeline: object, chosen: PlanChoice, fallback: Strategy) -> None:
         known = chosen.known
         assert known is not None, "a profile chose it"
         assert chosen.promise is not None, "a profile says what it promises"

@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import omnireuse
 from omnireuse.base.records import Record
@@ -39,7 +38,7 @@ class Origin(Record, frozen=True, kw_only=True):
     holding: str
 
     @classmethod
-    def of(cls, pipeline: Any) -> Origin:
+    def of(cls, pipeline: object) -> Origin:
         """The origin of a loaded pipeline.
 
         Cost: reads 64 values of each weight, and waits once for an accelerator.
@@ -68,7 +67,7 @@ def versions() -> dict[str, str]:
     return {"omnireuse": omnireuse.__version__, **{name: version(name) for name in ("torch", "diffusers")}}
 
 
-def fingerprint(pipeline: Any) -> tuple[str, str, str]:
+def fingerprint(pipeline: object) -> tuple[str, str, str]:
     """Class of the denoiser, digest of its configuration and the scheduler's, class of the scheduler.
 
     Settings that shift the scheduler's noise levels are left out: each run shows its own. A configuration that

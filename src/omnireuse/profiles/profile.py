@@ -183,7 +183,7 @@ class Profile(Record, frozen=True, kw_only=True):
         target = Target.of("profile", speedup=speedup, computed_steps=computed_steps, quality=quality)
         return self.choose(target).strategy
 
-    def choose(self, target: Target, pipeline: Any = None) -> PlanChoice:
+    def choose(self, target: Target, pipeline: object = None) -> PlanChoice:
         """The strategy for one target: exactly as many computed steps as are asked for.
 
         If no plan has that number, and in runs of another length or at other noise levels, the default's steps
@@ -224,7 +224,7 @@ class Profile(Record, frozen=True, kw_only=True):
         name = f"{count} of {total} steps, without a plan of the profile"
         return PlanChoice(Strategy(policy=policy, forecaster=Blend()), name, promise)
 
-    def promise(self, plan: Plan, pipeline: Any = None) -> Promise:
+    def promise(self, plan: Plan, pipeline: object = None) -> Promise:
         """What is known of the plan's quality, and for which runs. Nothing is promised of a pipeline that computes
         under other conditions now."""
         return Promise(
@@ -235,12 +235,12 @@ class Profile(Record, frozen=True, kw_only=True):
             but=None if pipeline is None else self.unlike(pipeline),
         )
 
-    def arguments(self, pipeline: Any) -> dict[str, Any]:
+    def arguments(self, pipeline: object) -> dict[str, Any]:
         """The arguments of its runs as `arguments_of` returns them; those that its call leaves out are the pipeline's
         defaults."""
         return arguments_of(pipeline, **{name: read_argument(text) for name, text in self.call.items()})
 
-    def unlike(self, pipeline: Any) -> str | None:
+    def unlike(self, pipeline: object) -> str | None:
         """How the conditions of the pipeline differ at this moment from those of the profile, in words; None if they
         do not."""
         found = self.conditions.unlike(watch_of(pipeline).now())
@@ -259,7 +259,7 @@ class Profile(Record, frozen=True, kw_only=True):
             raise ConfigError(f"profile(backend={backend!r}): it holds no measurements; calibrate anew")
         return self.measured.options_for(backend)
 
-    def check(self, pipeline: Any, *, quality: float | None = None) -> None:
+    def check(self, pipeline: object, *, quality: float | None = None) -> None:
         """Refuse a pipeline that this profile was not made for; warn of other conditions, under which it promises
         nothing.
 

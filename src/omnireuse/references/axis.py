@@ -227,7 +227,7 @@ class WithReferences:
     references: object
     aim: str = ""
 
-    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
+    def open(self, pipeline: object, group: dist.ProcessGroup | None) -> Opened:
         """As the value opens itself, with the references' extension if there is one."""
         strategy, name, extensions = self.value.open(pipeline, group)
         tuner = next((each for each in extensions if isinstance(each, Tunes) and not isinstance(each, Untuned)), None)
@@ -240,7 +240,7 @@ class WithReferences:
 
 
 def axis_for(
-    references: object, pipeline: Any, region: str | None, aim: str = "", *, is_tuned: bool = False
+    references: object, pipeline: object, region: str | None, aim: str = "", *, is_tuned: bool = False
 ) -> ReferenceAxis | None:
     """What `enable(references=…)` asks for; None if all calls are to be full.
 
@@ -269,7 +269,7 @@ def axis_for(
     return ReferenceAxis(references if isinstance(references, References) else References(on_host=references == "host"))
 
 
-def _hindrance(pipeline: Any, region: str | None, aim: str) -> str:
+def _hindrance(pipeline: object, region: str | None, aim: str) -> str:
     """Why lean calls cannot be had, and what to do; empty if they can."""
     name, names = type(pipeline).__name__, {cls.__name__ for cls in type(pipeline).__mro__}
     if names & {*OWN_CACHES}:

@@ -81,7 +81,7 @@ def _structure(value: Any, tensors: dict[str, torch.Tensor], names: dict[int, st
     )
 
 
-def _value(structure: Any, tensors: dict[str, torch.Tensor]) -> Any:
+def _value(structure: object, tensors: dict[str, torch.Tensor]) -> Any:
     if not isinstance(structure, dict):
         return structure
     ((kind, content),) = structure.items()

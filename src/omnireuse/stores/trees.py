@@ -109,10 +109,10 @@ def unflatten(structure: Structure, leaves: list[Any]) -> Any:
     return pytree.tree_unflatten(items, structure.spec)
 
 
-def _open_records(value: Any) -> Any:
+def _open_records(value: object) -> Any:
     """The value with a node of the tree for each dataclass that consists of its fields."""
 
-    def opened(item: Any) -> Any:
+    def opened(item: object) -> Any:
         if not dataclasses.is_dataclass(item) or isinstance(item, type) or type(item).__new__ is not object.__new__:
             return item
         names = [field.name for field in dataclasses.fields(item) if hasattr(item, field.name)]

@@ -51,7 +51,7 @@ def check_tier(make: Callable[[str], Tier]) -> None:
         tier.close()
 
 
-def _same(found: Any, value: Any) -> bool:
+def _same(found: object, value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return isinstance(found, torch.Tensor) and found.dtype == value.dtype and torch.equal(found, value)
     if isinstance(value, dict):

@@ -32,7 +32,7 @@ class Callback:
         changes: what they have changed, in words; empty as long as they only look on.
     """
 
-    def __init__(self, pipeline: Any, kwargs: Mapping[str, Any]) -> None:
+    def __init__(self, pipeline: object, kwargs: Mapping[str, Any]) -> None:
         self._pipeline, self._kwargs = pipeline, kwargs
         self._callbacks = {
             name: value
@@ -113,7 +113,7 @@ def _is_same(value: object, given: object) -> bool:
     )
 
 
-def _settings(pipeline: Any) -> dict[str, Any]:
+def _settings(pipeline: object) -> dict[str, Any]:
     """The pipeline's numbers and texts of the call under way, such as its guidance. Stopping is no change of them."""
     return {
         name: value

@@ -40,7 +40,7 @@ class Configuration(Record, frozen=True, kw_only=True):
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, pipeline: Any, start: RunStart, arguments: Mapping[str, Any]) -> Configuration:
+    def of(cls, pipeline: object, start: RunStart, arguments: Mapping[str, Any]) -> Configuration:
         """The configuration of a run that begins.
 
         Args:
@@ -57,7 +57,7 @@ class Configuration(Record, frozen=True, kw_only=True):
             shape=start.shape[1:],
         )
 
-    def has_weights_of(self, pipeline: Any) -> bool:
+    def has_weights_of(self, pipeline: object) -> bool:
         """Whether a pipeline has the weights and the adapters of these runs now."""
         now = watch_of(pipeline).now()
         return (now.weights, now.adapters) == (self.conditions.weights, self.conditions.adapters)

@@ -153,7 +153,7 @@ class LoopTuner(HostTuner):
         with self._registry.own_work():
             return self._registry.find(*self._registry.known(policy, loop.start, configuration))
 
-    def choose(self, plan: RequestPlan, loop: RepeatableLoop, host: Any = None) -> RequestPlan:
+    def choose(self, plan: RequestPlan, loop: RepeatableLoop, host: object = None) -> RequestPlan:
         """The plan of a loop that begins: a tuned one, the given one, or one that measures every step.
 
         Trial runs of pictures that were all measured before are made first: those that have waited.
@@ -199,7 +199,7 @@ class LoopTuner(HostTuner):
         self._latest = None
 
     @contextmanager
-    def measuring(self, plan: RequestPlan, host: Any = None) -> Iterator[None]:
+    def measuring(self, plan: RequestPlan, host: object = None) -> Iterator[None]:
         """The loop of a chosen plan is made within. If it is measured, the trial runs that are due follow it."""
         measured: MeasuredLoop | None = plan.measured
         if measured is None:
@@ -221,11 +221,11 @@ class LoopTuner(HostTuner):
         measured.entry.made(is_full=True)
         return measured.entry.learn(measured, measured.loop)
 
-    def may_measure(self, entry: TuningEntry, loop: RepeatableLoop, host: Any) -> bool:
+    def may_measure(self, entry: TuningEntry, loop: RepeatableLoop, host: object) -> bool:
         """Whether the host can measure a loop that is due now."""
         return True
 
-    def go_on(self, entry: TuningEntry, host: Any) -> None:
+    def go_on(self, entry: TuningEntry, host: object) -> None:
         """Make the trial runs that are due: beside a picture that is made if the entry is busy, before one if not."""
         with unchanged_random_states():
             entry.go_on(LoopTrials(host))

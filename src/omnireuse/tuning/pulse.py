@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
 
 from omnireuse.base.validation import in_words
 from omnireuse.errors import StateError
@@ -32,7 +31,7 @@ class Pulse:
 
     def __init__(
         self,
-        pipeline: Any,
+        pipeline: object,
         *,
         beat: Callable[[], object],
         is_stopped: Callable[[], bool],

@@ -68,7 +68,7 @@ class Recording(Stepper):
 
     def __init__(
         self,
-        scheduler: Any,
+        scheduler: object,
         total: int,
         *,
         keeps: bool = True,

@@ -23,7 +23,7 @@ from omnireuse.hooks.interception import Handler, MethodCall, intercept
 from omnireuse.hooks.session import Session
 from omnireuse.pipelines.bars import showing_bars, without_bar
 
-__all__ = ["Replay", "Snapshot", "noting_bars", "unchanged_random_states"]
+__all__ = ["ArgumentCopy", "Replay", "noting_bars", "unchanged_random_states"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -54,7 +54,7 @@ class Replay:
         leaves = pytree.tree_leaves((args, dict(kwargs)))
         if once := [each for each in leaves if isinstance(each, Iterator)]:
             raise NotTunableError(f"an argument can be read only once ({type(once[0]).__name__})")
-        requests = [each for each in pytree.tree_leaves((self._args, self._kwargs)) if isinstance(each, Snapshot)]
+        requests = [each for each in pytree.tree_leaves((self._args, self._kwargs)) if isinstance(each, ArgumentCopy)]
         leaves += [generator for request in requests for generator in request.generators]
         generators = {id(each): each for each in leaves if isinstance(each, torch.Generator)}
         self._generators = [(each, each.get_state()) for each in generators.values()]
@@ -62,7 +62,7 @@ class Replay:
         self._results: dict[str, list[Any]] = {name: [] for name in _RESULTS}
 
     @contextmanager
-    def noting(self, pipeline: Any) -> Iterator[None]:
+    def noting(self, pipeline: object) -> Iterator[None]:
         """Note the results of the methods that trial runs need not call again, while the picture is made."""
 
         def noted(name: str) -> Handler:
@@ -111,7 +111,7 @@ class Replay:
             _set_states(*before)
 
 
-def _default(pipeline: Any, name: str) -> Any:
+def _default(pipeline: object, name: str) -> Any:
     """The default of an argument of the pipeline's call; None if it has none."""
     try:
         parameter = inspect.signature(type(pipeline).__call__).parameters.get(name)
@@ -131,7 +131,7 @@ def unchanged_random_states() -> Iterator[None]:
 
 
 @contextmanager
-def noting_bars(pipeline: Any, owner: object) -> Iterator[list[Any]]:
+def noting_bars(pipeline: object, owner: object) -> Iterator[list[Any]]:
     """The progress bars that the pipeline shows meanwhile, as they are made."""
     bars: list[Any] = []
 
@@ -147,7 +147,7 @@ def noting_bars(pipeline: Any, owner: object) -> Iterator[list[Any]]:
 
 
 @contextmanager
-def _handling(pipeline: Any, owner: object, handler: Callable[[str], Handler]) -> Iterator[None]:
+def _handling(pipeline: object, owner: object, handler: Callable[[str], Handler]) -> Iterator[None]:
     with ExitStack() as stack:
         for name in _RESULTS:
             if callable(getattr(type(pipeline), name, None)) and name not in vars(pipeline):
@@ -157,11 +157,11 @@ def _handling(pipeline: Any, owner: object, handler: Callable[[str], Handler]) -
 
 def _kept(leaf: object) -> Any:
     # A call may change an object with fields of its own, such as an engine's request.
-    return Snapshot(leaf) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type) else _copied(leaf)
+    return ArgumentCopy(leaf) if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type) else _copied(leaf)
 
 
 def _copied(leaf: object) -> Any:
-    if isinstance(leaf, Snapshot):
+    if isinstance(leaf, ArgumentCopy):
         return leaf.restored()
     return leaf.clone() if isinstance(leaf, torch.Tensor) else leaf
 
@@ -183,7 +183,7 @@ def _set_states(states: tuple[Any, ...], generators: list[tuple[torch.Generator,
         generator.set_state(state)
 
 
-class Snapshot:
+class ArgumentCopy:
     """A copy of a mutable argument as it is now.
 
     Args:

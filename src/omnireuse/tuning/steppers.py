@@ -92,7 +92,7 @@ class FitStepper(Stepper):
         scheduler: of this run.
     """
 
-    def __init__(self, fit: WeightFit, full: FullRun, scheduler: Any) -> None:
+    def __init__(self, fit: WeightFit, full: FullRun, scheduler: object) -> None:
         self._run, self._path, self._scheduler = fit.begin(full.path.shares), full.path, scheduler
         self._made = list[tuple[int, Any]]()
         self._last = torch.zeros(())

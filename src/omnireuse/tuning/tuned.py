@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch.distributed as dist
 
@@ -34,7 +33,7 @@ class Tuned:
     region: str | None = None
     tune: bool | int | TuneOptions | None = None
 
-    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
+    def open(self, pipeline: object, group: dist.ProcessGroup | None) -> Opened:
         """The untuned default, and its tuner or why there is none.
 
         Raises:

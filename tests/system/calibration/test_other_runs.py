@@ -10,8 +10,6 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse_engines.settings import RequestSettings, ServerSettings
-from omnireuse_engines.whole import WholeRequests
 from reference.case import IMAGES
 
 FALLBACK = "the default's plan"
@@ -77,18 +75,3 @@ def test_another_shift_computes_where_the_default_does(pipeline: Any, profile: P
     assert computed == by_default
     assert not summary.promise_holds
     assert summary.fallbacks == {FALLBACK: 1}
-
-
-def test_each_request_of_an_engine_is_promised_by_itself(
-    pipeline: Any, profile: Profile, caplog: pytest.LogCaptureFixture
-) -> None:
-    whole = WholeRequests(ServerSettings({"profile": profile}, place="--cache-config"))
-    promised = []
-    for steps, scale in ((2, 6.0), (28, 6.0), (28, 3.0), (28, 6.0), (2, 6.0)):
-        whole.begin(pipeline, RequestSettings())
-        IMAGES.generate(pipeline, ["a red circle"], [1], num_inference_steps=steps, true_cfg_scale=scale)
-        promised.append("omnireuse_expected_psnr_db" in whole.figures())
-    whole.end()
-    assert promised == [False, True, False, True, False]
-    assert caplog.text.count("a run has 2 steps") == 1
-    assert caplog.text.count("the profile was not calibrated for this guidance") == 1

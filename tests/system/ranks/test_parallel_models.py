@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests import TOP
+
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
-TOP = Path(__file__).parents[3]
 LIMIT = 600
 """Seconds after which ranks count as deadlocked."""
 MESSAGES = {"raises": "rank 0 ran out of memory", "interrupted": "KeyboardInterrupt"}

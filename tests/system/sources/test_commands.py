@@ -1,36 +1,13 @@
-"""``omnireuse calibrate`` and ``compare`` on pipelines from functions and hubs, on a device and in a dtype."""
+"""``omnireuse calibrate`` on pipelines from functions and hubs, on a device and in a dtype."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from omnireuse import Profile
-from omnireuse.cli import main
-from omnireuse_lab.record import read_comparison
-
-HERE = Path(__file__).parent
-PROMPTS = ["a circle", "a square", "a cross", "a ring"]
-Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs a command on four prompts beside the module of custom pipelines; its status and what it printed."""
-    monkeypatch.chdir(HERE)
-    monkeypatch.setattr("sys.path", [each for each in __import__("sys").path if each not in ("", str(HERE))])
-    (tmp_path / "prompts.txt").write_text("\n".join(PROMPTS), "utf-8")
-
-    def command(name: str, *given: str) -> tuple[int, str, str]:
-        prompts = ("--prompts", str(tmp_path / "prompts.txt"))
-        status = main([name, *given, *prompts, "--out", str(tmp_path / "out.json")])
-        said = capsys.readouterr()
-        return status, said.out, " ".join(said.err.split())
-
-    return command
-
+from tests.helpers.sources import Run
 
 SEARCH = ("--steps", "5", "--computed", "3")
 
@@ -45,30 +22,14 @@ def test_a_pipeline_from_a_function_is_calibrated_with_its_own_pictures(run: Run
     assert "quality=" not in shown
 
 
-def test_a_pipeline_from_a_function_is_compared_with_its_own_pictures(run: Run, tmp_path: Path) -> None:
-    given = ("--pipeline", "custom:make_signed", "--pictures", "custom:unsigned", "--steps", "6")
-    status, _, said = run("compare", *given, "--only", "fewer-steps", "default")
-    assert status == 0
-    assert said.startswith("loading the libraries and the model Signed on cpu in float32; prompts: 4, methods: 2")
-    pareto = read_comparison(tmp_path / "out.json")
-    assert pareto.cases[0].pipeline == "Signed"
-    assert not [point.error for point in pareto.cases[0].points if point.error]
-
-
-def test_a_pipeline_is_calibrated_and_compared_in_the_dtype_that_was_asked_for(run: Run, tmp_path: Path) -> None:
+def test_a_pipeline_is_calibrated_in_the_dtype_that_was_asked_for(run: Run, tmp_path: Path) -> None:
     given = ("--pipeline", "custom:make_whole", "--dtype", "bfloat16", "--device", "cpu")
     status, _, said = run("calibrate", *given, *SEARCH)
     assert status == 0
     assert "Whole on cpu in bfloat16; 5 steps" in said
     assert Profile.load(tmp_path / "out.json").dtype == "bfloat16"
-    (tmp_path / "out.json").unlink()
-    status, _, said = run("compare", *given, "--steps", "4", "--only", "default")
-    assert status == 0
-    assert "Whole on cpu in bfloat16" in said
-    assert read_comparison(tmp_path / "out.json").environment["dtype"] == "bfloat16"
 
 
-@pytest.mark.parametrize("command", ["calibrate", "compare"])
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
@@ -88,10 +49,10 @@ def test_a_pipeline_is_calibrated_and_compared_in_the_dtype_that_was_asked_for(r
     ],
 )
 def test_mistakes_are_told_in_a_sentence(
-    run: Run, monkeypatch: pytest.MonkeyPatch, command: str, given: tuple[str, ...], complaint: str
+    run: Run, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], complaint: str
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    status, _, said = run(command, *given)
+    status, _, said = run("calibrate", *given)
     assert status == 2
     assert complaint in said
 
@@ -106,7 +67,3 @@ def test_the_call_takes_the_step_count_and_none_of_the_options(run: Run, tmp_pat
     status, _, said = run("calibrate", *given, "--call", '{"fit_prompts": 2}')
     assert status == 2
     assert "fit_prompts is an option of the search" in said
-    (tmp_path / "out.json").unlink()
-    status, _, said = run("compare", "--pipeline", "custom:make_bare", "--call", '{"num_inference_steps": 5}')
-    assert status == 2
-    assert "num_inference_steps is set by compare itself" in said

@@ -1,8 +1,7 @@
-"""Pipelines with other arguments and results than those of diffusers are calibrated and compared, end to end."""
+"""Pipelines with other arguments and results than those of diffusers are calibrated, end to end."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +9,8 @@ import pytest
 import torch
 
 import omnireuse
-import omnireuse_lab
 from omnireuse.errors import ConfigError, StateError, UnknownNameError
-
-from .custom import Bare, Custom, InTuple, Noisy, Signed, unsigned
+from tests.helpers.custom import Bare, Custom, InTuple, Noisy, Signed, unsigned
 
 PROMPTS = ["a circle", "a square", "a cross", "a ring"]
 KINDS: list[tuple[type[Any], dict[str, Any]]] = [
@@ -30,19 +27,6 @@ def calibrated(pipeline: Any, **given: Any) -> omnireuse.Profile:
     return omnireuse.calibrate(pipeline, PROMPTS, **{**asked, **given})
 
 
-def compared(pipeline: Any, out: Path, **given: Any) -> dict[str, list[Any]]:
-    asked = {"steps": 6, "only": ["fewer-steps", "default"], "progress": False, "out": out}
-    pareto = omnireuse_lab.compare_pipeline(pipeline, PROMPTS[:2], **{**asked, **given})
-    assert (out / "compare.json").is_file()
-    assert pareto.environment["device"] == "cpu"
-    (case,) = pareto.cases
-    assert not [point.error for point in case.points if point.error]
-    return {
-        method: [point for point in case.points if point.method == method]
-        for method in {point.method for point in case.points}
-    }
-
-
 @pytest.mark.parametrize(("kind", "given"), KINDS)
 def test_a_custom_pipeline_is_calibrated_and_its_profile_used(kind: type[Any], given: dict[str, Any]) -> None:
     pipeline = kind()
@@ -53,14 +37,6 @@ def test_a_custom_pipeline_is_calibrated_and_its_profile_used(kind: type[Any], g
     with omnireuse.enable(pipeline, profile=profile, computed_steps=3) as handle:
         pipeline(PROMPTS[0], num_inference_steps=6)
     assert handle.summary().computed_steps == 3
-
-
-@pytest.mark.parametrize(("kind", "given"), KINDS)
-def test_a_custom_pipeline_is_compared(kind: type[Any], given: dict[str, Any], tmp_path: Path) -> None:
-    points = compared(kind(), tmp_path, **given)
-    assert [round(point.computed_steps) for point in points["fewer uniform steps"]] == [4, 3, 2]
-    (ours,) = points["omnireuse, default"]
-    assert 20 < ours.psnr.mean <= 100
 
 
 def test_all_custom_pipelines_make_the_same_pictures() -> None:
@@ -89,11 +65,10 @@ def test_a_pipeline_without_generator_leaves_the_seed_of_torch_alone() -> None:
         calibrated(Noisy(), batch_size=2)
 
 
-@pytest.mark.parametrize("run", [lambda pipeline, _: calibrated(pipeline), compared])
-def test_values_that_are_not_safely_pictures_are_refused_at_the_first_run(run: Any, tmp_path: Path) -> None:
+def test_values_that_are_not_safely_pictures_are_refused_at_the_first_run() -> None:
     pipeline = Signed()
     with pytest.raises(ConfigError, match=r"with values from -0\.\d+ to 0\.\d+ instead of 0…1; give pictures="):
-        run(pipeline, tmp_path)
+        calibrated(pipeline)
     assert len(pipeline.seen) == 1
     omnireuse.enable(pipeline).disable()
 
@@ -139,24 +114,13 @@ def test_num_inference_steps_is_another_name_of_steps() -> None:
     assert one == other
 
 
-def test_a_modular_pipeline_is_calibrated_and_compared(
-    modular: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_modular_pipeline_is_calibrated(modular: Any, capfd: pytest.CaptureFixture[str]) -> None:
     profile = calibrated(modular, computed_steps=[3], **FLUX)
     assert profile.model == "FluxTransformer2DModel"
     assert 15 < profile.plans[3].psnr < 100
-    points = compared(modular, tmp_path, **FLUX)
-    assert [round(point.computed_steps) for point in points["fewer uniform steps"]] == [4, 3, 2]
-    assert points["omnireuse, default"][0].psnr.mean > 15
     assert "it/s" not in capfd.readouterr().err, "its own bar is off meanwhile"
     with pytest.raises(UnknownNameError, match="argument of FluxModularPipeline 'hight'; did you mean 'height'"):
         calibrated(modular, hight=64)
-
-
-@pytest.mark.parametrize("name", ["num_inference_steps", "callback_on_step_end", "generator", "output_type", "prompt"])
-def test_what_a_comparison_sets_itself_is_refused_by_name(name: str, tmp_path: Path) -> None:
-    with pytest.raises((ConfigError, TypeError), match=name):
-        compared(Bare(), tmp_path, **{name: 5})
 
 
 def test_a_full_run_that_is_not_finite_is_told_whatever_the_pipeline_returns() -> None:

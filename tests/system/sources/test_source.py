@@ -13,10 +13,10 @@ from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import describe, device_of, dtype_of
 from omnireuse.pipelines.source import Source
 from reference.load import find_image_pipeline
+from tests import TOP
+from tests.helpers.custom import Bare, make_bare, make_whole
 
-from .custom import Bare, make_bare, make_whole
-
-HERE = str(Path(__file__).parent)
+HERE = str(TOP / "tests" / "helpers")
 FOLDER = find_image_pipeline()
 
 

@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import return_and_correct_aliasing
 import omnireuse
 from omnireuse.base.records import as_text, read_record
 from omnireuse.errors import StateError
-from omnireuse.profiles.conditions import OTHER_WEIGHTS, Conditions, Watch, watch_of
+from omnireuse.profiles.conditions import OTHER_WEIGHTS, Conditions, ConditionsWatch, watch_of
 from omnireuse.profiles.origin import Origin
 from tests.helpers.tiny import TINY
 
@@ -212,19 +212,19 @@ def test_a_change_is_seen_at_the_next_look_and_named(
     # What is changed for all is put back afterwards.
     monkeypatch.setattr(torch.nn.Linear, "forward", torch.nn.Linear.forward)
     pipe = flux()
-    watch = Watch(pipe)
+    watch = ConditionsWatch(pipe)
     before = watch.now()
     assert watch.now() == before
     change(pipe)
     said = before.unlike(watch.now())
     assert said is not None
     assert CHANGES[change] in said
-    assert Watch(pipe).now() == watch.now(), "whoever comes later sees the same"
+    assert ConditionsWatch(pipe).now() == watch.now(), "whoever comes later sees the same"
 
 
 def test_autocast_is_seen_where_it_is_on() -> None:
     pipe = flux()
-    watch = Watch(pipe)
+    watch = ConditionsWatch(pipe)
     before = watch.now()
     with torch.autocast("cpu", torch.bfloat16):
         said = before.unlike(watch.now())
@@ -236,7 +236,7 @@ def test_autocast_is_seen_where_it_is_on() -> None:
 
 def test_a_hook_for_all_modules_counts() -> None:
     pipe = flux()
-    watch = Watch(pipe)
+    watch = ConditionsWatch(pipe)
     before = watch.now()
     handle = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, output: None)
     try:
@@ -248,7 +248,7 @@ def test_a_hook_for_all_modules_counts() -> None:
 
 def test_adapters_count_with_their_weights_and_scales_while_they_are_in_use() -> None:
     pipe, twin = flux(), flux()
-    watch = Watch(pipe)
+    watch = ConditionsWatch(pipe)
     plain = watch.now()
     adapter(pipe)
     styled = watch.now()
@@ -258,7 +258,7 @@ def test_adapters_count_with_their_weights_and_scales_while_they_are_in_use() ->
     pipe.transformer.set_adapters(["style"], [1.0])
     assert styled == watch.now()
     adapter(twin)
-    assert styled.unlike(Watch(twin).now()) is not None, "the same name with other random weights"
+    assert styled.unlike(ConditionsWatch(twin).now()) is not None, "the same name with other random weights"
     pipe.transformer.disable_adapters()
     assert watch.now() == plain
     pipe.transformer.enable_adapters()
@@ -316,7 +316,7 @@ def moved(pipe: Any) -> None:
 )
 def test_what_leaves_numbers_as_they_are_is_no_change(change: Callable[[Any], None]) -> None:
     pipe = flux()
-    watch = Watch(pipe)
+    watch = ConditionsWatch(pipe)
     before = watch.now()
     change(pipe)
     assert before.unlike(watch.now()) is None
@@ -327,7 +327,7 @@ def test_what_leaves_numbers_as_they_are_is_no_change(change: Callable[[Any], No
 @pytest.mark.parametrize("name", TINY)
 def test_two_pipelines_of_the_same_weights_are_under_the_same_conditions(name: str) -> None:
     one, other = TINY[name]().pipe, TINY[name]().pipe
-    assert Watch(one).now() == Watch(other).now()
+    assert ConditionsWatch(one).now() == ConditionsWatch(other).now()
 
 
 @pytest.mark.parametrize(
@@ -349,17 +349,17 @@ def test_quantised_weights_have_a_digest(torchs: Callable[[Any], None], held: st
 
 def test_the_method_of_quantisation_counts() -> None:
     pipe = flux()
-    before = Watch(pipe).now()
+    before = ConditionsWatch(pipe).now()
     pipe.transformer.register_to_config(quantization_config={"quant_method": "torchao", "group": 32})
-    assert "plain tensors, torchao" in Watch(pipe).now().holding
-    assert before.unlike(Watch(pipe).now()) is not None
+    assert "plain tensors, torchao" in ConditionsWatch(pipe).now().holding
+    assert before.unlike(ConditionsWatch(pipe).now()) is not None
 
 
 def test_weights_that_are_not_in_memory_differ_from_all() -> None:
     pipe = flux()
-    known = Watch(pipe).now()
+    known = ConditionsWatch(pipe).now()
     pipe.transformer.to("meta")
-    unknown = Watch(pipe).now()
+    unknown = ConditionsWatch(pipe).now()
     assert unknown.weights is None
     for one, other in ((known, unknown), (unknown, known), (unknown, unknown)):
         assert "weights cannot be compared" in str(one.unlike(other))
@@ -370,7 +370,7 @@ def test_weights_that_are_not_in_memory_differ_from_all() -> None:
 
 def test_where_nothing_has_changed_no_weight_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = flux()
-    watch = Watch(pipe)
+    watch = ConditionsWatch(pipe)
     before = watch.now()
     for module in ("profiles.conditions.held_by", "pipelines.snapshot.sampled"):
         monkeypatch.setattr(f"omnireuse.{module}", None)
@@ -381,7 +381,7 @@ def test_where_nothing_has_changed_no_weight_is_read(monkeypatch: pytest.MonkeyP
 def test_a_slice_of_a_list_of_modules_is_no_change(sliced: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Decoders and U-Nets of diffusers make one in each call, and torch says of it that a module has gained parts.
     pipe = flux()
-    watch = Watch(pipe)
+    watch = ConditionsWatch(pipe)
     before = watch.now()
     monkeypatch.setattr("omnireuse.pipelines.snapshot.sampled", None)
     blocks = pipe.transformer.transformer_blocks if sliced == "its own" else pipe.vae.decoder.up_blocks
@@ -392,7 +392,7 @@ def test_a_slice_of_a_list_of_modules_is_no_change(sliced: str, monkeypatch: pyt
 def test_the_pipeline_is_held_weakly() -> None:
     pipe = flux()
     gone = weakref.ref(pipe.transformer)
-    watch = Watch(pipe)
+    watch = ConditionsWatch(pipe)
     watch.now()
     assert watch_of(pipe) is watch_of(pipe)
     del pipe
@@ -404,7 +404,7 @@ def test_the_pipeline_is_held_weakly() -> None:
 
 def test_threads_see_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
     pipe = flux()
-    watch = Watch(pipe)
+    watch = ConditionsWatch(pipe)
     barrier = threading.Barrier(4)
 
     def look() -> list[Conditions]:
@@ -425,7 +425,7 @@ def test_threads_see_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_conditions_survive_a_file(tmp_path: Path) -> None:
     pipe = flux()
     hook(pipe)
-    now = Watch(pipe).now()
+    now = ConditionsWatch(pipe).now()
     (tmp_path / "now.json").write_text(as_text(now, {}), "utf-8")
     assert read_record(Conditions, tmp_path / "now.json", {}, what="record", remedy="") == now
     assert hash(now) == hash(msgspec.structs.replace(now))
@@ -436,7 +436,7 @@ def test_a_guider_counts_with_its_settings() -> None:
 
     pipe = flux()
     pipe.guider = ClassifierFreeGuidance(guidance_scale=4.0)
-    watch = Watch(pipe)
+    watch = ConditionsWatch(pipe)
     before = watch.now()
     pipe.guider = ClassifierFreeGuidance(guidance_scale=6.0)
     assert "guidance_scale=6.0" in str(before.unlike(watch.now()))

@@ -15,7 +15,7 @@ from diffusers import GGUFQuantizationConfig
 
 import omnireuse
 from omnireuse.errors import StateError
-from omnireuse.profiles.conditions import Watch
+from omnireuse.profiles.conditions import ConditionsWatch
 from reference import load_image_pipeline
 from tests import TOP
 from tests.helpers.tiny import Tiny
@@ -93,7 +93,7 @@ def held(way: str) -> Tiny:
 
 def test_all_ways_are_told_apart() -> None:
     tinies = {way: held(way) for way in WAYS}
-    seen = {way: Watch(tiny.pipe).now() for way, tiny in tinies.items()}
+    seen = {way: ConditionsWatch(tiny.pipe).now() for way, tiny in tinies.items()}
     assert len({each.holding for each in seen.values()}) == len(WAYS)
     for one, other in itertools.permutations(seen.values(), 2):
         assert "holds its weights as" in str(one.unlike(other))

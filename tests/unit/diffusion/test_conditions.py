@@ -12,11 +12,10 @@ from diffusers import FluxTransformer2DModel
 from peft import LoraConfig
 
 import omnireuse
-from omnireuse.loop.conditions import Conditions
+from omnireuse.loop.conditions import CallConditions
 from tests.helpers import tiny
 from tests.helpers.sweep import crossed
 from tests.helpers.tiny import Tiny, tensor
-from tests.helpers.waves import Engine, request
 from tests.models.diffusion.pipelines import image
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*FluxPosEmbed")  # deprecated, and used by the ControlNet of diffusers
@@ -130,11 +129,8 @@ def at_step(handle: omnireuse.Handle, step: int, run: int = 1) -> list[bool]:
     return [each.reused for each in handle.events if each.step == step and each.run == run]
 
 
-@pytest.mark.parametrize(("how", "what"), crossed([*HOW, "tuned", "waves"], [*CASES]))
+@pytest.mark.parametrize(("how", "what"), crossed([*HOW, "tuned"], [*CASES]))
 def test_the_step_after_a_change_is_computed_and_nothing_before_it_is_used(what: str, how: str, cache: None) -> None:
-    if how == "waves":
-        changed_in_a_wave(what)
-        return
     case = CASES[what]()
     if how in ("blocks", "tail") and not hasattr(case.tiny.pipe, "transformer"):
         pytest.skip("the blocks of a UNet are not declared")
@@ -152,29 +148,6 @@ def test_the_step_after_a_change_is_computed_and_nothing_before_it_is_used(what:
             assert all(at_step(handle, SWITCH - 1))
             reasons = {each.reason for each in handle.events if each.step == SWITCH + 1}
             assert reasons & {"policy", "unprimed"}
-
-
-def changed_in_a_wave(what: str) -> None:
-    """One of two requests computes after a change of its own; the other does as if alone."""
-    if not what.startswith("prompt"):
-        pytest.skip("of a request's conditions, waves of this engine are given the prompt")
-    waves = []
-    for switch in (SWITCH, None):
-        engine, (one, other) = Engine(), (request(name, "half", STEPS, seed) for seed, name in enumerate("ab"))
-        one.prompt, other.prompt = torch.ones(3), torch.ones(3)
-        before = 0
-        for step in range(STEPS):
-            if step == switch:
-                before = one.extra["omnireuse"].computed
-                one.prompt = one.prompt.mul_(2) if what == "prompt in place" else one.prompt * 2
-            engine.wave([one, other])
-            if step == switch:
-                assert one.extra["omnireuse"].computed == before + 1
-        waves.append((one, other))
-    (one, other), (undisturbed, alone) = waves
-    assert one.extra["omnireuse"].computed > undisturbed.extra["omnireuse"].computed
-    assert other.extra["omnireuse"].computed == alone.extra["omnireuse"].computed
-    assert torch.equal(other.latents, alone.latents)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -235,7 +208,7 @@ def test_a_callback_that_gives_back_what_it_got_changes_nothing(how: str) -> Non
 
 def looks(*values: Any) -> list[int]:
     """The step of the latest change after each of so many steps with these values of an input."""
-    conditions = Conditions()
+    conditions = CallConditions()
     return [conditions.look("branch", step, {"x": value}) for step, value in enumerate(values)]
 
 
@@ -247,28 +220,13 @@ def test_zeros_behind_a_prompt_are_no_change_if_a_host_pads() -> None:
     prompt = tensor(1, 3, 4, seed=1)
     padded = torch.cat([prompt, torch.zeros(1, 2, 4)], dim=1)
     longer = torch.cat([prompt, torch.ones(1, 2, 4)], dim=1)
-    conditions, plain = Conditions(are_padded=True), Conditions()
+    conditions, plain = CallConditions(are_padded=True), CallConditions()
     seen = [conditions.look("a", step, {"x": x}) for step, x in enumerate((prompt, prompt, padded, prompt, padded))]
     assert seen == [0] * 5
     assert conditions.look("a", 5, {"x": longer}) == 5
     assert conditions.look("a", 6, {"x": prompt}) == 6
     assert conditions.look("a", 7, {"x": padded * 2}) == 7
     assert [plain.look("a", step, {"x": x}) for step, x in enumerate((prompt, prompt, padded))] == [0, 0, 2]
-
-
-def test_a_wave_that_pads_a_prompt_changes_no_picture() -> None:
-    pictures = []
-    for pads in (False, True):
-        engine, one = Engine(), request("a", "half", STEPS, 0)
-        one.prompt = torch.ones(1, 3, 2)
-        one.lengths = [3]
-        for step in range(STEPS):
-            if pads and step == SWITCH:
-                one.prompt, one.lengths = torch.cat([one.prompt, torch.zeros(1, 2, 2)], dim=1), [5]
-            engine.wave([one])
-        pictures.append((one.latents, one.extra["omnireuse"].computed))
-    assert torch.equal(pictures[0][0], pictures[1][0])
-    assert pictures[0][1] == pictures[1][1]
 
 
 def test_what_moves_from_the_beginning_is_no_condition() -> None:
@@ -281,7 +239,7 @@ def test_what_moves_from_the_beginning_is_no_condition() -> None:
 def test_another_address_or_version_shows_a_change(inference: bool) -> None:
     with torch.inference_mode(inference):
         value = torch.ones(3)
-        conditions = Conditions()
+        conditions = CallConditions()
         for step in range(3):
             conditions.look("branch", step, {"in": {"a": [value, value[:2]]}})
         value.data = torch.zeros(3)
@@ -290,7 +248,7 @@ def test_another_address_or_version_shows_a_change(inference: bool) -> None:
 
 
 def test_branches_are_looked_at_apart_and_a_change_of_one_counts_for_all() -> None:
-    conditions, one, other = Conditions(), torch.ones(2), torch.zeros(2)
+    conditions, one, other = CallConditions(), torch.ones(2), torch.zeros(2)
     for step in range(4):
         assert conditions.look("cond", step, {"x": one}) == 0
         assert conditions.look("uncond", step, {"x": other}) == 0

@@ -1,4 +1,4 @@
-"""Another package adds a policy, a forecaster, an adapter, a method and a command, found by their names."""
+"""Another package adds a policy, a forecaster, an adapter and a command, found by their names."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from omnireuse.base.registry import Registry
 from omnireuse.errors import ConfigError, StateError
 
 MODULE = '''
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from omnireuse import Forecaster, Memory, Policy, StepView
 from omnireuse.models import BLOCK_STACKS
-from omnireuse_lab.compare.methods.base import Method
-from dataclasses import replace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,6 @@ class Last(Forecaster):
         return _First()
 
 
-method = Method(key="mine", name="mine", family="peer", grid=lambda harness: [])
 adapter = replace(BLOCK_STACKS["FluxTransformer2DModel"], model="MyFlux")
 
 
@@ -76,9 +73,6 @@ last = reuse_plugin:Last
 [omnireuse.adapters]
 MyFlux = reuse_plugin:adapter
 
-[omnireuse.methods]
-mine = reuse_plugin:method
-
 [omnireuse.commands]
 greet = reuse_plugin:greet
 """
@@ -92,7 +86,6 @@ from omnireuse.cli import main
 from omnireuse.models import block_stack_for
 from omnireuse.forecasters import FORECASTERS
 from omnireuse.arguments.targets import strategy_of
-from omnireuse_lab.compare.methods import METHODS, own_methods
 from omnireuse.errors import OmniReuseError, UnknownNameError
 from omnireuse.testing import check_forecaster, check_policy
 
@@ -101,13 +94,6 @@ strategy = strategy_of("thirds", "last")
 check_policy(strategy.policy)
 check_forecaster(strategy.forecaster)
 assert block_stack_for("MyFlux").model == "MyFlux"
-assert METHODS["mine"].name == "mine"
-try:
-    own_methods([METHODS["mine"]])
-except OmniReuseError as error:
-    assert "has registered it as 'mine' (entry points 'omnireuse.methods'); leave it out" in str(error), error
-else:
-    raise AssertionError("a method that is registered already is told")
 assert "last" in set(FORECASTERS)
 try:
     strategy_of("third")

@@ -12,7 +12,7 @@ from omnireuse.loop.generation import Generation
 from omnireuse_engines.comfyui.calls import SamplerCall, content_of, sampler_name
 from omnireuse_engines.comfyui.noise import NEAR
 
-__all__ = ["Part", "Parts", "leaves_noise", "part_of", "percent_of"]
+__all__ = ["Part", "SplitRuns", "leaves_noise", "part_of", "percent_of"]
 
 _EDGE = 0.01
 """Share of the denoising that may be missing at either end of a whole run: some schedules end above no noise."""
@@ -67,7 +67,7 @@ class _Ended:
         return torch.equal(made.to(given), given)
 
 
-class Parts:
+class SplitRuns:
     """Knows the latest run of one model if it has left noise, so that the next can go on with its memory."""
 
     def __init__(self) -> None:
@@ -85,13 +85,13 @@ class Parts:
         self._ended = None
         return part_of(call, model_sampling, None), None
 
-    def end(self, guider: Any, call: SamplerCall, part: Part, latents: torch.Tensor, generation: Generation) -> None:
+    def end(self, guider: object, call: SamplerCall, part: Part, latents: torch.Tensor, generation: Generation) -> None:
         """Keep what a run remembers that has left noise, until another run begins elsewhere."""
         like = _like_of(guider, call)
         self._ended = _Ended(part=part, latents=latents, like=like, generation=generation.copy())
 
 
-def _like_of(guider: Any, call: SamplerCall) -> tuple[Any, ...]:
+def _like_of(guider: object, call: SamplerCall) -> tuple[Any, ...]:
     """The common things of two parts of a denoising: the solver, guidance and conditions."""
     options = content_of(getattr(call.sampler, "extra_options", {}))
     return sampler_name(call.sampler), options, getattr(guider, "cfg", None), content_of(call.conds)
@@ -123,7 +123,7 @@ def part_of(call: SamplerCall, model_sampling: Any, before: Part | None) -> Part
     return Part(sigmas=(*earlier, *own, *later), first=len(earlier), own=len(own) - 1, begins_late=begins_late)
 
 
-def leaves_noise(sigmas: Sequence[float], model_sampling: Any) -> bool:
+def leaves_noise(sigmas: Sequence[float], model_sampling: object) -> bool:
     """Whether a run with these sigmas ends before the denoising does."""
     return sigmas[-1] > 0 and percent_of(sigmas[-1], model_sampling) < 1 - _EDGE
 

@@ -22,7 +22,7 @@ from omnireuse.summary.summary import Summary
 from omnireuse.tuning.loops import RequestPlan
 from omnireuse_engines.comfyui.calls import SamplerCall, sampler_name
 from omnireuse_engines.comfyui.nodes import Span
-from omnireuse_engines.comfyui.parts import Part, Parts
+from omnireuse_engines.comfyui.parts import Part, SplitRuns
 from omnireuse_engines.comfyui.sampling import SamplingRun, active_conditions
 from omnireuse_engines.comfyui.solver import CallSigmas
 from omnireuse_engines.comfyui.tuning import Measurement, SamplerTuner
@@ -70,7 +70,7 @@ class Reuse:
         self.plan, self._strategy, self._span = plan, plan.strategy, span
         is_tuned = tune and plan.strategy is not None and not is_off_by_environment()
         self._tuner = SamplerTuner(plan) if is_tuned else None
-        self._parts = Parts()
+        self._parts = SplitRuns()
         self._item_now, self._item = item, item()
         self._call_sigmas = CallSigmas()
         self._numbers = count(1)
@@ -235,7 +235,7 @@ class Reuse:
         conditions = active_conditions(conds, found[0].sigma)
         return found[0].parts(lambda: executor(model, conds, x, timestep, options), x, conds, conditions)
 
-    def _explain(self, run: SamplingRun, guider: Any, steps: int, *, is_over: bool) -> None:
+    def _explain(self, run: SamplingRun, guider: object, steps: int, *, is_over: bool) -> None:
         """Log a run's results, and why it reused nothing if it should and no other sampler goes on."""
         if not run.calls:
             self._said.say(
@@ -257,7 +257,7 @@ class Reuse:
 
 
 def attach(
-    model: Any,
+    model: object,
     plan: RequestPlan,
     *,
     tune: bool = False,
@@ -278,7 +278,7 @@ def attach(
     return wrapped(model, Reuse(plan, tune=tune, span=span, item=item).wrappers)
 
 
-def reuse_of(model: Any) -> Reuse:
+def reuse_of(model: object) -> Reuse:
     """The reuse on a model, or on one that it was cloned from."""
     for wrapper in getattr(model, "get_wrappers", lambda *_: [])(OUTER, KEY):
         owner = getattr(wrapper, "__self__", None)

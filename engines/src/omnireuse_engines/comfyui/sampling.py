@@ -44,7 +44,7 @@ class SamplingRun:
         self,
         strategy: Strategy,
         sigmas: Sequence[float],
-        model_sampling: Any,
+        model_sampling: object,
         *,
         sampler: str,
         call_sigmas: Sequence[float] | None = None,

@@ -79,7 +79,7 @@ class CallSigmas:
     def __init__(self) -> None:
         self._seen: dict[tuple[Any, ...], tuple[float, ...] | None] = {}
 
-    def known(self, sampler: Any, sigmas: Sequence[float], model: Any) -> tuple[float, ...] | None:
+    def known(self, sampler: object, sigmas: Sequence[float], model: object) -> tuple[float, ...] | None:
         """The sigmas of all calls of a run; None if they must be read."""
         if sampler_name(sampler) not in SCHEDULED:
             return None
@@ -96,13 +96,13 @@ class CallSigmas:
                 del self._seen[next(iter(self._seen))]
         return self._seen[key]
 
-    def forget(self, sampler: Any, sigmas: Sequence[float]) -> None:
+    def forget(self, sampler: object, sigmas: Sequence[float]) -> None:
         """A run has made other calls: those of the next are read."""
         if sampler_name(sampler) in SCHEDULED:
             self._seen[_key(sampler, sigmas)] = None
 
 
-def _key(sampler: Any, sigmas: Sequence[float]) -> tuple[Any, ...]:
+def _key(sampler: object, sigmas: Sequence[float]) -> tuple[Any, ...]:
     return sampler_name(sampler), content_of(getattr(sampler, "extra_options", {})), tuple(sigmas)
 
 
@@ -117,7 +117,7 @@ class Response:
     def __init__(self, moved: NDArray[np.float64]) -> None:
         self.moved, self._outputs = moved, list[torch.Tensor]()
 
-    def __deepcopy__(self, memo: Any) -> Response:
+    def __deepcopy__(self, memo: object) -> Response:
         twin = copy.copy(self)
         twin._outputs = list(self._outputs)
         return twin
@@ -130,7 +130,7 @@ class Response:
         return (sample + sum(float(weight) * each for weight, each in zip(weights, self._outputs, strict=True)),)
 
 
-def measured_response(sampler: Any, sigmas: Sequence[float], model: Any) -> Response:
+def measured_response(sampler: object, sigmas: Sequence[float], model: object) -> Response:
     """The response of a sampler, from two runs with made-up outputs.
 
     Latents have one element for each step, whose output is 1 there and 0 elsewhere.

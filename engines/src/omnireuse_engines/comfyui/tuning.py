@@ -70,7 +70,7 @@ class SamplerLoop(RepeatableLoop):
     def twin(self) -> SamplerLoop:
         return replace(self, call=self.call.kept(), response=copy.deepcopy(self.response), conditions=None)
 
-    def run(self, stepper: Stepper, host: Any) -> Pausing[torch.Tensor]:
+    def run(self, stepper: Stepper, host: object) -> Pausing[torch.Tensor]:
         yield
         return self.call.make(host, SamplerSteps(stepper, self.noise.sigmas, self.response).wrappers)
 
@@ -200,7 +200,7 @@ class Measurement(SamplerSteps):
             recording.fail(NotTunableError("other nodes change the sampler's latents on the way"))
 
 
-def _listed(value: Any) -> list[Any]:
+def _listed(value: object) -> list[Any]:
     return list(value) if isinstance(value, (list, tuple)) else [value]
 
 
@@ -281,7 +281,7 @@ class SamplerTuner(LoopTuner):
             entry.failed(error)
         return loop.response is not None
 
-    def go_on(self, entry: TuningEntry, host: Any) -> None:
+    def go_on(self, entry: TuningEntry, host: object) -> None:
         """Make the trial runs that are due. An interrupt ends them, and the run only if it has not been made yet."""
         is_made = entry.is_busy
         try:
@@ -304,7 +304,7 @@ class SamplerTuner(LoopTuner):
             conditions=lambda: self._conditions_of(guider.model_patcher, sampler),
         )
 
-    def _conditions_of(self, model: Any, sampler: str) -> Conditions:
+    def _conditions_of(self, model: object, sampler: str) -> Conditions:
         key = getattr(model, "patches_uuid", None), sampler
         if self._model is None or self._model[0] != key or key[0] is None:
             self._model = key, conditions_of(model, sampler)

@@ -40,7 +40,7 @@ def _built(result: Any, server_args: Any) -> None:
     REUSE.announce(result, is_native=is_native, moves_layers=bool(server_args.dit_layerwise_offload))
 
 
-def _admission(params: Any, pipeline_config: Any) -> None:
+def _admission(params: object, pipeline_config: object) -> None:
     """Refuse a request whose settings are wrong before it waits for its turn."""
     REUSE.admit(params)
 
@@ -82,7 +82,7 @@ def _whole(original: Callable[..., Any], stage: Any, batch: Any, server_args: An
     return result
 
 
-def _together(original: Callable[..., Any], pipeline: Any, given: Any, server_args: Any) -> Any:
+def _together(original: Callable[..., Any], pipeline: object, given: object, server_args: object) -> Any:
     """One request, or several together, through all stages of a pipeline; a list of one comes in by itself, too."""
     served = REUSE.served
     result = original(pipeline, given, server_args)
@@ -91,7 +91,7 @@ def _together(original: Callable[..., Any], pipeline: Any, given: Any, server_ar
     return result
 
 
-def _weights(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: Any) -> Any:
+def _weights(original: Callable[..., Any], updater: object, *args: object, **kwargs: object) -> Any:
     """Weights are replaced, wholly or, if that fails, in part."""
     try:
         return original(updater, *args, **kwargs)
@@ -99,7 +99,7 @@ def _weights(original: Callable[..., Any], updater: Any, *args: Any, **kwargs: A
         REUSE.forget()
 
 
-def _in_turn(original: Callable[..., Any], pipeline: Any, batches: list[Any], server_args: Any) -> Iterator[Any]:
+def _in_turn(original: Callable[..., Any], pipeline: object, batches: list[Any], server_args: object) -> Iterator[Any]:
     """Several requests, whose results come one after the other."""
     served = REUSE.served
     yield from original(pipeline, batches, server_args)
@@ -107,13 +107,13 @@ def _in_turn(original: Callable[..., Any], pipeline: Any, batches: list[Any], se
         _look(pipeline, batches, served)
 
 
-def _look(pipeline: Any, batches: list[Any], served: int) -> None:
+def _look(pipeline: object, batches: list[Any], served: int) -> None:
     """Notice a request that asked for reuse and passed no hook on its way."""
     if REUSE.served == served and any(not batch.is_warmup and not REUSE.wanted(batch).off for batch in batches):
         REUSE.pass_by(pipeline)
 
 
-def _metrics(result: dict[str, Any], metrics: Any) -> dict[str, Any]:
+def _metrics(result: dict[str, Any], metrics: object) -> dict[str, Any]:
     """The metrics of a response."""
     return {**result, **getattr(metrics, KEY, {})}
 

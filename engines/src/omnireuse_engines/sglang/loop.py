@@ -52,7 +52,7 @@ class StageLoop(RepeatableLoop):
     def start(self) -> RunStart:
         return run_start(self.ctx.scheduler, len(self.ctx.timesteps), self.ctx.latents)
 
-    def serve(self, request: RequestReuse, **kwargs: Any) -> Any:
+    def serve(self, request: RequestReuse, **kwargs: object) -> Any:
         """Make the loop of a request; return SGLang's result. The state of the request ends with it, also if it raises.
 
         The latents are the last that a measured request is told.
@@ -62,13 +62,13 @@ class StageLoop(RepeatableLoop):
             request.arrived(self.ctx.latents)
         return result
 
-    def run(self, stepper: Stepper, host: Any) -> Pausing[torch.Tensor]:
+    def run(self, stepper: Stepper, host: object) -> Pausing[torch.Tensor]:
         self._driven(stepper, collect_trajectory=False)
         yield
         latents: torch.Tensor = self.ctx.latents
         return latents
 
-    def _driven(self, stepper: Stepper, **kwargs: Any) -> Any:
+    def _driven(self, stepper: Stepper, **kwargs: object) -> Any:
         def steps(compute: Callable[[], Any], step: int, latents: torch.Tensor, denoiser: int) -> Any:
             return stepped(stepper, compute, step, latents, kind=denoiser, given=self.given(step))
 
@@ -142,7 +142,7 @@ class StageLoop(RepeatableLoop):
         }
 
 
-def _twin(value: Any) -> Any:
+def _twin(value: object) -> Any:
     if isinstance(value, list):
         return [_twin(each) for each in value]
     return value.clone_state() if isinstance(value, torch.Generator) else value

@@ -43,7 +43,7 @@ FIELD = "diffusers_kwargs"
 the workers, and batches only requests in which it is equal."""
 
 
-def _extras_of(request: Any) -> Mapping[str, Any]:
+def _extras_of(request: object) -> Mapping[str, Any]:
     """The extra arguments of SGLang's sampling parameters or of its request."""
     extra = getattr(request, "extra", None)
     given = extra.get(FIELD) if isinstance(extra, Mapping) else None
@@ -153,13 +153,13 @@ class Process:
         if self._parts is not None:
             self._parts.scheduler = scheduler
 
-    def admit(self, params: Any) -> None:
+    def admit(self, params: object) -> None:
         """Refuse the settings of a request that cannot be met."""
         self.wanted(params)
         region = None if "profile" in self.settings.options else "step"
         self.settings.admit(_extras_of(params), steps=getattr(params, "num_inference_steps", None), region=region)
 
-    def wanted(self, request: Any, *, cache_dit: bool = False) -> RequestSettings:
+    def wanted(self, request: object, *, cache_dit: bool = False) -> RequestSettings:
         """A request's wishes, checked.
 
         Args:
@@ -191,7 +191,7 @@ class Process:
             )
         return replace(plan, group=dist.group.WORLD) if has_ranks() else plan
 
-    def denoise(self, wanted: RequestSettings, loop: StageLoop, **kwargs: Any) -> Any:
+    def denoise(self, wanted: RequestSettings, loop: StageLoop, **kwargs: object) -> Any:
         """Make the loop of a request that gets reuse; report it if its steps were asked for.
 
         Requests that have a target of their own are not measured: the wish of one client would cost the others the time
@@ -213,7 +213,7 @@ class Process:
             self._tuner = LoopTuner(registry)
         return self._tuner
 
-    def whole(self, stage: Any) -> WholeRequests:
+    def whole(self, stage: object) -> WholeRequests:
         """Reuse on the diffusers pipeline of a stage."""
         if stage not in self._whole:
             self._whole[stage] = WholeRequests(self.settings)
@@ -233,12 +233,12 @@ class Process:
         if not request.suppress_logs and not (dist.is_initialized() and dist.get_rank()):
             logger.info("omnireuse computed %d of %d steps: %s", computed, computed + reused, figures[STRATEGY])
 
-    def computed(self, request: Any, steps: int) -> None:
+    def computed(self, request: object, steps: int) -> None:
         """Report a request that is off, in a server whose others are not."""
         if not self.is_inert:
             self.report(request, RequestSettings(off=True), figures_of(OFF.name, None, steps, 0))
 
-    def pass_by(self, pipeline: Any) -> None:
+    def pass_by(self, pipeline: object) -> None:
         """Warn of a request that asked for reuse and got none, once for each kind of pipeline."""
         name = type(pipeline).__name__
         warn_once(f"omnireuse cannot serve {name}, which denoises in its own loop: every step is computed")

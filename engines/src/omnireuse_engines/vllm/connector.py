@@ -132,7 +132,7 @@ class EncoderOutputConnector(ECConnectorBase):  # type: ignore[misc]  # as above
         """
         self._scheduling().reset(weights)
 
-    def ensure_cache_available(self, request: Any, num_computed_tokens: int) -> bool:
+    def ensure_cache_available(self, request: object, num_computed_tokens: int) -> bool:
         """Tell whether the request may be scheduled; False while an output is read from disk or Redis."""
         return self._scheduling().is_available(request, num_computed_tokens)
 
@@ -140,11 +140,11 @@ class EncoderOutputConnector(ECConnectorBase):  # type: ignore[misc]  # as above
         """Tell whether the output is there, read and checked."""
         return self._scheduling().has(identifier)
 
-    def update_state_after_alloc(self, request: Any, index: int) -> None:
+    def update_state_after_alloc(self, request: object, index: int) -> None:
         """Plan to load or to keep an input of the request."""
         self._scheduling().allocated(request, index)
 
-    def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
+    def build_connector_meta(self, scheduler_output: object) -> StepPlan:
         """Return the step's plan for the workers."""
         return self._scheduling().plan(scheduler_output)
 
@@ -181,17 +181,17 @@ class EncoderOutputConnector(ECConnectorBase):  # type: ignore[misc]  # as above
         """Events so far, and the size of the host tier; empty in a worker."""
         return {} if self._planner is None else self._planner.stats()
 
-    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
+    def start_load_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: object) -> None:
         """Bring the step's outputs into vLLM's encoder cache."""
         self._working().begin(self._get_connector_metadata(), encoder_cache, self._device)
 
-    def start_save_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: Any) -> None:
+    def start_save_caches(self, encoder_cache: dict[str, torch.Tensor], **kwargs: object) -> None:
         """On a producer that is no consumer: load, and write again losses of disk and Redis."""
         if not self.is_consumer:
             self.start_load_caches(encoder_cache)
             self._working().rewrite(encoder_cache)
 
-    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: Any) -> None:
+    def save_caches(self, encoder_cache: dict[str, torch.Tensor], mm_hash: str, **kwargs: object) -> None:
         """Keep an output that was just encoded. Waits for no copy, disk or server."""
         if self.is_producer:
             self._working().save(mm_hash, encoder_cache[mm_hash])

@@ -26,7 +26,7 @@ class EncoderEntry:
 
     __slots__ = ("is_small", "key", "num_bytes", "num_embeds", "num_references", "num_uses", "waiting")
 
-    def __init__(self, key: Any, num_embeds: int, num_bytes: int, encoder: tuple[str, int]) -> None:
+    def __init__(self, key: object, num_embeds: int, num_bytes: int, encoder: tuple[str, int]) -> None:
         self.key, self.num_embeds, self.num_bytes = key, num_embeds, num_bytes
         self.waiting: list[tuple[str, int]] | None = [encoder]
         self.num_references, self.num_uses, self.is_small = 1, 0, True

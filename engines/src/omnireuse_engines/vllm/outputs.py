@@ -242,7 +242,7 @@ def _name(key: EncoderKey) -> str:
     return hashlib.blake2b(json.dumps(tuple(key)).encode(), digest_size=20).hexdigest()
 
 
-def _move(leaf: Any, device: torch.device) -> torch.Tensor:
+def _move(leaf: object, device: torch.device) -> torch.Tensor:
     assert isinstance(leaf, torch.Tensor)
     if leaf.is_cuda and device.type == "cpu":
         # Ordered with the encoder and with any later copy back by the stream; nobody reads it on the CPU.

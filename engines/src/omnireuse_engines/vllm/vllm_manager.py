@@ -144,7 +144,7 @@ class VllmEncoderCacheManager:
                 "the same pass must not be withdrawn; build the manager with join_within_pass=False"
             )
 
-    def free(self, request: Any) -> None:
+    def free(self, request: object) -> None:
         """Release everything that a request holds."""
         for input_id in sorted(self.get_cached_input_ids(request)):
             self.free_encoder_input(request, input_id)

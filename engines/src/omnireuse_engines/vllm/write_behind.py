@@ -46,7 +46,7 @@ class WriteBehind:
         self._thread = threading.Thread(target=self._write, name="omnireuse-write-behind", daemon=True)
         self._thread.start()
 
-    def lookup(self, key: str, default: Any = None, *, namespace: str | None = None) -> Any:
+    def lookup(self, key: str, default: object = None, *, namespace: str | None = None) -> Any:
         """As the store's own; a value that still waits to be written is not found."""
         return self.store.lookup(key, default, namespace=namespace)
 

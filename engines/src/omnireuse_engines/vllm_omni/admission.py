@@ -44,7 +44,7 @@ class OmniSettings(ServerSettings):
         cache_config: a mapping, or vllm-omni's `DiffusionCacheConfig`.
     """
 
-    def __init__(self, cache_config: Any) -> None:
+    def __init__(self, cache_config: object) -> None:
         super().__init__(_given(cache_config), place=PLACE, further=("prompt_cache", "prompt_store"))
         if self.options.get("backend") == "cache_dit":
             raise ConfigError(
@@ -57,7 +57,7 @@ class OmniSettings(ServerSettings):
             raise WrongTypeError(f"{PLACE}(prompt_store={self.prompt_store!r:.60}): prompt_store must be a Redis URL")
 
 
-def _given(cache_config: Any) -> dict[str, Any]:
+def _given(cache_config: object) -> dict[str, Any]:
     """The options that somebody wrote down. vllm-omni turns a mapping into a dataclass with the options of its own
     backends, and keeps the rest beside them."""
     if cache_config is None:
@@ -89,7 +89,7 @@ UNSAFE = {
 _METHODS = ("denoise_step", "step_scheduler")
 
 
-def refuse_pipeline(pipeline: Any) -> None:
+def refuse_pipeline(pipeline: object) -> None:
     """Raise a ConfigError for a pipeline whose steps are not known to be safe to leave out. A subclass of a safe one is
     safe as long as it steps in the same way.
     """
@@ -104,7 +104,7 @@ def refuse_pipeline(pipeline: Any) -> None:
             )
 
 
-def refuse_mixed_precision(pipeline: Any) -> None:
+def refuse_mixed_precision(pipeline: object) -> None:
     """Raise a ConfigError if some steps compute in another precision than others: a forecast must not mix both.
 
     vllm-omni 0.30 does so in two ways, read here: a list of steps whose attention is not quantised, and Cosmos 3's
@@ -136,7 +136,7 @@ def refuse_plan(plan: RequestPlan, *, place: str = PLACE) -> None:
         raise ConfigError(f"{place}: {plan.name} {why}; run the server without step execution, or give speedup=")
 
 
-def _sizes_in(parallel: Any) -> RankSizes:
+def _sizes_in(parallel: object) -> RankSizes:
     """The sizes in vllm-omni's `DiffusionParallelConfig`; 1 if it says nothing."""
 
     def size(name: str) -> int:
@@ -169,7 +169,7 @@ def group_of(plan: RequestPlan) -> dist.ProcessGroup | None:
     return deciding_group(plan, RankSizes(**sizes, data=data), groups, place=PLACE)
 
 
-def refuse_ranks(pipeline: Any, *, shares_prompts: bool) -> None:
+def refuse_ranks(pipeline: object, *, shares_prompts: bool) -> None:
     """Raise a ConfigError if only some ranks see what all must know: the outputs of pipeline parallelism, which the
     last stage sees, or, with an outside store of prompts, what the store answers ranks that encode a prompt together.
     """

@@ -39,7 +39,7 @@ logger = logging.getLogger("omnireuse")
 class Backend:
     """Step reuse on one of vllm-omni's pipelines."""
 
-    def __init__(self, cache_config: Any) -> None:
+    def __init__(self, cache_config: object) -> None:
         self.config = cache_config
         self.enabled = False
         with _said_first():
@@ -59,12 +59,12 @@ class Backend:
         """Whether `enable` ran."""
         return self.enabled
 
-    def enable(self, pipeline: Any) -> None:
+    def enable(self, pipeline: object) -> None:
         """Serve this pipeline; called once after loading."""
         with _said_first():
             self._enable(pipeline)
 
-    def _enable(self, pipeline: Any) -> None:
+    def _enable(self, pipeline: object) -> None:
         self._pipeline = _denoising_pipeline(pipeline)
         refuse_ranks(self._pipeline, shares_prompts=self.settings.prompt_store is not None)
         refuse_mixed_precision(pipeline)
@@ -81,7 +81,7 @@ class Backend:
         self.enabled = True
         self.settings.announce(self._pipeline, plan.name, asked_in=f"extra_args[{KEY!r}]")
 
-    def refresh(self, pipeline: Any, num_inference_steps: int, verbose: bool = True) -> None:
+    def refresh(self, pipeline: object, num_inference_steps: int, verbose: bool = True) -> None:
         """Nothing to do: a run begins when the pipeline sets its timesteps."""
 
     def _cache_prompts(self) -> None:
@@ -205,7 +205,7 @@ def _said_first() -> Iterator[None]:
         raise
 
 
-def _denoising_pipeline(pipeline: Any) -> Any:
+def _denoising_pipeline(pipeline: object) -> Any:
     """The diffusers pipeline within the adapter for the diffusers format, or the engine's own."""
     inner = getattr(pipeline, "_pipeline", None)
     return pipeline if inner is None else inner

@@ -19,7 +19,7 @@ __all__ = ["RequestCalls", "RequestLoop", "is_warm_up"]
 class RequestCalls(Calls):
     """Calls whose argument is vllm-omni's `DiffusionRequestBatch`. Requests of a batch share their guidance."""
 
-    def arguments(self, pipeline: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def arguments(self, pipeline: object, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """The guidance scales of the first request, and whether it has a negative prompt."""
         requests = _requests(args, kwargs)
         return _scales(requests[0].sampling_params, requests[0].prompt) if requests else {}
@@ -57,7 +57,7 @@ def _scales(sampling: Any, prompt: Any) -> dict[str, float]:
     return {**found, "negative_prompt": float(negative is not None)}
 
 
-def _untunable(sampling: Any) -> str | None:
+def _untunable(sampling: object) -> str | None:
     """Why a request cannot be measured or known beforehand, in words; None if it can."""
     return None if getattr(sampling, "lora_request", None) is None else "requests with an adapter are not tuned"
 

@@ -36,7 +36,7 @@ _WAKE = ("wake_up", "handle_wake_task")
 Original = Callable[..., Any]
 
 
-def _is_ours(config: Any) -> bool:
+def _is_ours(config: object) -> bool:
     return getattr(config, "cache_backend", None) == KEY
 
 
@@ -52,7 +52,7 @@ def _without_cache(owner: Any) -> Iterator[None]:
         owner.od_config = config
 
 
-def _select(original: Original, cache_backend: str | None, cache_config: Any) -> Any:
+def _select(original: Original, cache_backend: str | None, cache_config: object) -> Any:
     """Know one more cache backend."""
     if cache_backend != KEY:
         return original(cache_backend, cache_config)

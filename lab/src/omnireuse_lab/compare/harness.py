@@ -26,10 +26,10 @@ from omnireuse_lab.compare.journal import Journal
 from omnireuse_lab.compare.methods.base import Kept, Method, Setting, unchanged
 from omnireuse_lab.compare.restore import restored
 from omnireuse_lab.compare.workload import Workload, call_text
-from omnireuse_lab.record import Case, FullRun, Point, environment
+from omnireuse_lab.record import Case, Point, Reference, environment
 from omnireuse_lab.report.clips import save_pair
 
-__all__ = ["Harness", "Measured", "Turn"]
+__all__ = ["Harness", "MeasuredRun", "Turn"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -42,7 +42,7 @@ PROBE_STEPS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class MeasuredRun:
     """What one call of the pipeline gave.
 
     Attributes:
@@ -197,7 +197,7 @@ class Harness:
         """The file of a setting's picture that differs most, beside the journal."""
         return self._journal.beside(f"{self._part} {name}", "png")
 
-    def _row(self, number: int, measured: Measured) -> _Row:
+    def _row(self, number: int, measured: MeasuredRun) -> _Row:
         picture, full, prompt = measured.picture, self.full[number], self.workload.prompts[number]
         return _Row(
             psnr=capped_psnr(picture, full),
@@ -208,7 +208,7 @@ class Harness:
         )
 
     @contextmanager
-    def enabled(self, setting: Setting | None) -> Iterator[Callable[..., Measured]]:
+    def enabled(self, setting: Setting | None) -> Iterator[Callable[..., MeasuredRun]]:
         """A context that gives `measure` with this setting; None is the full run. Then the pipeline is restored."""
         steps = self.workload.steps if setting is None or setting.steps is None else setting.steps
         with ExitStack() as stack:
@@ -219,14 +219,14 @@ class Harness:
             kept_now = stack.enter_context((setting.enable if setting else unchanged)(self.workload.pipeline))
             yield partial(self.measure, steps, kept_now)
 
-    def run(self, setting: Setting | None, number: int, *, timed: bool = False) -> Measured:
+    def run(self, setting: Setting | None, number: int, *, timed: bool = False) -> MeasuredRun:
         """Run a prompt with a setting, or in full; as in `measure`."""
         with self.enabled(setting) as measure:
             return measure(number, timed=timed)
 
     def measure(
         self, steps: int, kept_now: Kept, number: int, *, strict: bool = False, watch: bool = False, timed: bool = False
-    ) -> Measured:
+    ) -> MeasuredRun:
         """Run a prompt with whatever is enabled.
 
         Args:
@@ -249,7 +249,7 @@ class Harness:
         begun = now()
         (made,) = self.workload.pictures([number], steps, strict=strict, **extra)
         seconds = now() - begun
-        return Measured(
+        return MeasuredRun(
             # The order in memory decides the last bits of a mean, and files do not keep every order.
             picture=np.ascontiguousarray(made),
             seconds=seconds,
@@ -322,7 +322,7 @@ class Harness:
     def case(self, points: Iterable[Point], turns: Sequence[Turn] = (), missing: Sequence[str] = ()) -> Case:
         """The record of these points, and of what is not measured yet."""
         workload, rows = self.workload, self._full_rows
-        full = FullRun(
+        full = Reference(
             seconds=spread([turn.seconds for turn in turns]) if turns else None,
             scores={name: statistics.fmean(row.scores[name] for row in rows) for name in workload.scores},
             peak_bytes=_most(turns),
@@ -335,9 +335,9 @@ def _name(method: Method, setting: Setting) -> str:
     return f"{method.name}: {setting.call} {setting.version} {method.version}"
 
 
-def _fastest(runs: Sequence[Measured]) -> Turn:
+def _fastest(runs: Sequence[MeasuredRun]) -> Turn:
     return Turn(seconds=min(run.seconds for run in runs), peak_bytes=_most(runs))
 
 
-def _most(runs: Sequence[Measured | Turn]) -> int | None:
+def _most(runs: Sequence[MeasuredRun | Turn]) -> int | None:
     return max((run.peak_bytes for run in runs if run.peak_bytes is not None), default=None)

@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from omnireuse_lab.peers.calibrating import Trials, searched
+from omnireuse_lab.peers.calibrating import ScheduleTrials, searched
 
 __all__ = ["BUD_CACHE", "annealed"]
 
@@ -69,7 +69,7 @@ def _moved(steps: Steps, place: int, to: int) -> Steps:
     return tuple(sorted((*steps[:place], to, *steps[place + 1 :])))
 
 
-def _search(trials: Trials, steps: int, counts: Sequence[int]) -> dict[int, Steps]:
+def _search(trials: ScheduleTrials, steps: int, counts: Sequence[int]) -> dict[int, Steps]:
     return {count: annealed(trials.error, steps, count) for count in counts}
 
 

@@ -17,7 +17,7 @@ from omnireuse_lab.compare.restore import restored
 from omnireuse_lab.compare.workload import Workload
 from omnireuse_lab.peers.step_memory import StepMemory
 
-__all__ = ["Trials", "best_path", "budgets", "full_runs", "searched"]
+__all__ = ["ScheduleTrials", "best_path", "budgets", "full_runs", "searched"]
 
 SHARES = (0.72, 0.5, 0.36, 0.25)
 """Of the steps, for methods that take a number of computed steps."""
@@ -58,7 +58,7 @@ def full_runs(
     return [torch.stack(tape.values).float() for tape in recorder.tapes if tape.values], sigmas
 
 
-class Trials:
+class ScheduleTrials:
     """True runs by chosen schedules, held against full runs.
 
     Args:
@@ -98,7 +98,7 @@ class Trials:
 def searched(
     key: str,
     name: str,
-    search: Callable[[Trials, int, Sequence[int]], Mapping[int, Sequence[int]]],
+    search: Callable[[ScheduleTrials, int, Sequence[int]], Mapping[int, Sequence[int]]],
     *,
     prompts: int,
     options: Mapping[str, Any],
@@ -112,7 +112,7 @@ def searched(
         search: from trials, the steps of a run and numbers of computed steps to a schedule for each of these.
         prompts: in each trial.
         options: of `enable`, beside the policy.
-        power: as for `Trials`.
+        power: as for `ScheduleTrials`.
         most: how many of `budgets` are searched, the smallest.
         shown: further settings for the record.
     """
@@ -123,7 +123,7 @@ def searched(
         make = lazily(
             subject,
             prompts,
-            lambda work: search(Trials(work, options, power=power), steps, counts),
+            lambda work: search(ScheduleTrials(work, options, power=power), steps, counts),
             lambda found, count: {"policy": omnireuse.Steps(steps=tuple(found[count])), **options},
         )
         for count in counts:

@@ -23,7 +23,7 @@ __all__ = ["DI_CACHE"]
 
 
 @dataclass
-class _Branch:
+class _ProbedBranch:
     """What one branch of guidance remembers."""
 
     change: float = 0.0
@@ -34,7 +34,7 @@ class _Branch:
 
 
 @dataclass(kw_only=True, eq=False)
-class _Probe(StackCache[_Branch]):
+class _Probe(StackCache[_ProbedBranch]):
     """The method on one denoiser.
 
     Args:
@@ -47,8 +47,8 @@ class _Probe(StackCache[_Branch]):
     retained: float
     less_input: bool
 
-    def begin(self) -> _Branch:
-        return _Branch()
+    def begin(self) -> _ProbedBranch:
+        return _ProbedBranch()
 
     def first(self, block: Block, run: Run, arguments: Arguments) -> torch.Tensor:
         result: torch.Tensor = run()
@@ -83,7 +83,7 @@ class _Probe(StackCache[_Branch]):
         branch.probe_residuals = [*branch.probe_residuals[-1:], self._probed - entry[self.main]]
         return result
 
-    def _aligned(self, branch: _Branch) -> Sequence[torch.Tensor]:
+    def _aligned(self, branch: _ProbedBranch) -> Sequence[torch.Tensor]:
         """The residual of the whole stack, placed by the probe."""
         if len(branch.residuals) < 2:
             return branch.residuals[-1]

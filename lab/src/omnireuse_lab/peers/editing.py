@@ -18,13 +18,13 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-__all__ = ["Dropped", "RegionWise", "Split", "TextKept", "Whole"]
+__all__ = ["CallTokens", "Dropped", "RegionWise", "TextKept", "Whole"]
 
 Change = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """Keys and values of an attention, (batch, tokens, heads, channels), and those that it takes instead."""
 
 
-class Split(NamedTuple):
+class CallTokens(NamedTuple):
     """Tokens of a call. In attentions text comes first, then the target, then the references."""
 
     text: int
@@ -63,12 +63,12 @@ class Whole:
         target = int((picture == picture[0]).sum())
         if target == len(picture):
             raise ValueError(f"{type(self).__name__}: the call has no references")
-        split = Split(call["encoder_hidden_states"].shape[1], target, len(picture) - target)
+        split = CallTokens(call["encoder_hidden_states"].shape[1], target, len(picture) - target)
         output = self.call(split, call)
         self._step += 1
         return (output,)
 
-    def call(self, split: Split, call: dict[str, Any]) -> torch.Tensor:
+    def call(self, split: CallTokens, call: dict[str, Any]) -> torch.Tensor:
         """The velocities of the target, (batch, tokens, channels)."""
         return self.compute(call)[:, : split.target]
 
@@ -78,7 +78,7 @@ class Whole:
         output: torch.Tensor = self._compute(**call, return_dict=False)[0]
         return output
 
-    def keep(self, split: Split, call: dict[str, Any]) -> torch.Tensor:
+    def keep(self, split: CallTokens, call: dict[str, Any]) -> torch.Tensor:
         """The velocities of a whole call, whose keys and values are kept: of text, target and references."""
         self._kept: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -130,7 +130,7 @@ class RegionWise(Whole):
         super().__init__()
         self._first, self._last, self._between, self._edited = first, steps - last, between, edited
 
-    def call(self, split: Split, call: dict[str, Any]) -> torch.Tensor:
+    def call(self, split: CallTokens, call: dict[str, Any]) -> torch.Tensor:
         """As of any."""
         if self._step < self._first - 1 or self._step >= self._last:
             return super().call(split, call)
@@ -143,7 +143,7 @@ class RegionWise(Whole):
         velocity[:, self._chosen] = self.beside(self._others, tokens)
         return velocity
 
-    def _choose(self, split: Split, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _choose(self, split: CallTokens, call: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """The edited tokens, counted from the target's first; and all others in the joint sequence."""
         tokens, ids = call["hidden_states"], call["img_ids"]
         if len(tokens) != 1:
@@ -173,12 +173,12 @@ class Dropped(Whole):
         super().__init__()
         self._how, self._share = how, share
 
-    def call(self, split: Split, call: dict[str, Any]) -> torch.Tensor:
+    def call(self, split: CallTokens, call: dict[str, Any]) -> torch.Tensor:
         """As of any."""
         taken = {name: self._taken(split, call[name], name) for name in ("hidden_states", "img_ids")}
         return self.compute(call | taken)[:, : split.target]
 
-    def _taken(self, split: Split, rows: torch.Tensor, name: str) -> torch.Tensor:
+    def _taken(self, split: CallTokens, rows: torch.Tensor, name: str) -> torch.Tensor:
         own, references = rows[..., : split.target, :], rows[..., split.target :, :]
         if self._how == "after the first":
             return rows if self._step == 0 else own
@@ -195,7 +195,7 @@ class TextKept(Whole):
     """The first call is whole. The others compute the target's tokens alone, beside kept keys and values of references
     and text."""
 
-    def call(self, split: Split, call: dict[str, Any]) -> torch.Tensor:
+    def call(self, split: CallTokens, call: dict[str, Any]) -> torch.Tensor:
         """As of any."""
         if self._step == 0:
             return self.keep(split, call)

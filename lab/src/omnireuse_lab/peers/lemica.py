@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from omnireuse_lab.peers.calibrating import Trials, best_path, searched
+from omnireuse_lab.peers.calibrating import ScheduleTrials, best_path, searched
 
 __all__ = ["LEMICA", "worst_first"]
 
@@ -22,7 +22,7 @@ def worst_first(costs: Sequence[float]) -> list[float]:
     return sorted(costs, reverse=True)
 
 
-def _search(trials: Trials, steps: int, counts: Sequence[int]) -> dict[int, tuple[int, ...]]:
+def _search(trials: ScheduleTrials, steps: int, counts: Sequence[int]) -> dict[int, tuple[int, ...]]:
     costs = {(start, start + 1): 0.0 for start in range(steps - 1)}
     for start in range(steps - 2):
         for end in range(start + 2, min(start + WIDEST + 1, steps)):

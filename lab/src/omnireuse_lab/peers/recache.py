@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from omnireuse_lab.peers.calibrating import Trials, searched
+from omnireuse_lab.peers.calibrating import ScheduleTrials, searched
 
 __all__ = ["RECACHE", "learnt_schedules", "log_likelihood"]
 
@@ -72,7 +72,7 @@ def log_likelihood(scores: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
     return total
 
 
-def _search(trials: Trials, steps: int, counts: Sequence[int]) -> dict[int, tuple[int, ...]]:
+def _search(trials: ScheduleTrials, steps: int, counts: Sequence[int]) -> dict[int, tuple[int, ...]]:
     return learnt_schedules(trials.error, steps, counts)
 
 

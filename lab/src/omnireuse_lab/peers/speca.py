@@ -54,7 +54,7 @@ class Draft:
 
 
 @dataclass
-class _Branch:
+class _DraftedBranch:
     """What one branch of guidance remembers: the last computed step, whether the last draft was rejected, and for each
     stream the residual up to the last block and that behind it."""
 
@@ -65,7 +65,7 @@ class _Branch:
 
 
 @dataclass(kw_only=True, eq=False)
-class Speculation(StackCache[_Branch]):
+class Speculation(StackCache[_DraftedBranch]):
     """The method on one denoiser.
 
     Args:
@@ -80,9 +80,9 @@ class Speculation(StackCache[_Branch]):
     warmup: int
     redo: bool
 
-    def begin(self) -> _Branch:
+    def begin(self) -> _DraftedBranch:
         """An empty memory."""
-        return _Branch()
+        return _DraftedBranch()
 
     def call(self, run: Run) -> Any:
         """Draft if that is allowed, and compute what was rejected."""

@@ -60,7 +60,7 @@ def bend(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> floa
 
 
 @dataclass
-class _Branch:
+class _PadeBranch:
     """What one branch of guidance remembers: the last step's input of the stack, and residuals of the last steps."""
 
     before: list[torch.Tensor] = field(default_factory=list)
@@ -68,7 +68,7 @@ class _Branch:
 
 
 @dataclass(kw_only=True, eq=False)
-class PadeResiduals(StackCache[_Branch]):
+class PadeResiduals(StackCache[_PadeBranch]):
     """The method on one denoiser.
 
     Args:
@@ -79,9 +79,9 @@ class PadeResiduals(StackCache[_Branch]):
     interval: int
     threshold: float
 
-    def begin(self) -> _Branch:
+    def begin(self) -> _PadeBranch:
         """An empty memory."""
-        return _Branch()
+        return _PadeBranch()
 
     def call(self, run: Run) -> Any:
         """Decide before the blocks run."""

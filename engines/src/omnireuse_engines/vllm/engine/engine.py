@@ -15,7 +15,7 @@ from omnireuse_engines.vllm.engine.config import EngineConfig
 from omnireuse_engines.vllm.engine.model import IMAGE_TOKEN, TinyOmniModel
 from omnireuse_engines.vllm.engine.request import Request, Result, Sequence
 from omnireuse_engines.vllm.engine.runner import ModelRunner
-from omnireuse_engines.vllm.engine.scheduler import Plan, Scheduler
+from omnireuse_engines.vllm.engine.scheduler import ScheduledStep, Scheduler
 from omnireuse_engines.vllm.vllm_manager import VllmEncoderCacheManager
 
 __all__ = ["Engine", "Mark"]
@@ -137,7 +137,7 @@ class Engine:
             num_preemptions=sequence.num_preemptions,
         )
 
-    def _record(self, plan: Plan, encoder: list[tuple[str, str]]) -> None:
+    def _record(self, plan: ScheduledStep, encoder: list[tuple[str, str]]) -> None:
         for name in plan.preempted:
             self._mark(name, "preempt")
         for each in plan.scheduled:

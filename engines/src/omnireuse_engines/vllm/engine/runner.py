@@ -12,7 +12,7 @@ from omnireuse.core.prefix_cache import OmniTensorPrefixCache, PrefixCacheOption
 from omnireuse_engines.vllm.engine.config import EngineConfig
 from omnireuse_engines.vllm.engine.model import TinyOmniModel, make_cache, read_cache
 from omnireuse_engines.vllm.engine.request import Sequence
-from omnireuse_engines.vllm.engine.scheduler import Plan, Scheduled
+from omnireuse_engines.vllm.engine.scheduler import Scheduled, ScheduledStep
 from omnireuse_engines.vllm.interface import EncoderKey
 from omnireuse_engines.vllm.outputs import EncoderOutputStore
 
@@ -58,7 +58,7 @@ class ModelRunner:
         self._kv = torch.empty(layers, 2, config.num_blocks, config.block_size, heads, head_width, dtype=torch.float64)
 
     @torch.inference_mode()
-    def execute(self, plan: Plan) -> StepOutput:
+    def execute(self, plan: ScheduledStep) -> StepOutput:
         """Compute one step; every request's rows of it are added to the request."""
         for name in plan.freed_outputs:
             self.outputs.drop(EncoderKey(content=name))

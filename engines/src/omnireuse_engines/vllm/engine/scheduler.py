@@ -10,7 +10,7 @@ from omnireuse_engines.vllm.engine.config import EngineConfig
 from omnireuse_engines.vllm.engine.request import Sequence
 from omnireuse_engines.vllm.vllm_manager import VllmEncoderCacheManager
 
-__all__ = ["Plan", "Scheduled", "Scheduler"]
+__all__ = ["Scheduled", "ScheduledStep", "Scheduler"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Scheduled:
 
 
 @dataclass(kw_only=True)
-class Plan:
+class ScheduledStep:
     """One step.
 
     Args:
@@ -70,9 +70,9 @@ class Scheduler:
         """Return a request that is alive."""
         return next((s for s in (*self.running, *self.waiting) if s.request_id == request_id), None)
 
-    def schedule(self) -> Plan:
+    def schedule(self) -> ScheduledStep:
         """Plan a step; what it needs is taken."""
-        plan = Plan()
+        plan = ScheduledStep()
         self._tokens_left = self.config.max_step_tokens
         self._embeds_left = self.config.encoder_step_embeds
         for sequence in list(self.running):
@@ -85,7 +85,7 @@ class Scheduler:
         plan.freed_outputs = self.encoder_cache.get_freed_mm_hashes()
         return plan
 
-    def update(self, plan: Plan, sampled: dict[str, int]) -> list[Sequence]:
+    def update(self, plan: ScheduledStep, sampled: dict[str, int]) -> list[Sequence]:
         """Take note of what a step computed; returns the requests that are finished and have left."""
         finished = []
         for scheduled in plan.scheduled:
@@ -109,7 +109,7 @@ class Scheduler:
         else:
             self.waiting.remove(sequence)
 
-    def _continue(self, sequence: Sequence, plan: Plan) -> None:
+    def _continue(self, sequence: Sequence, plan: ScheduledStep) -> None:
         stop, to_encode, reused = self._plan_tokens(sequence, sequence.num_computed)
         if stop == sequence.num_computed:
             return
@@ -122,7 +122,7 @@ class Scheduler:
             sequence=sequence, start=sequence.num_computed, stop=stop, to_encode=to_encode, reused=reused,
         ))  # fmt: skip
 
-    def _start(self, sequence: Sequence, plan: Plan) -> bool:
+    def _start(self, sequence: Sequence, plan: ScheduledStep) -> bool:
         hit: list[int] = []
         if self.config.share_prefixes:
             # The last token is always computed: its hidden state says what comes next.
@@ -178,14 +178,14 @@ class Scheduler:
         sequence.block_ids += self.blocks.allocate(max(0, count))
         return True
 
-    def _commit(self, plan: Plan, scheduled: Scheduled) -> None:
+    def _commit(self, plan: ScheduledStep, scheduled: Scheduled) -> None:
         for input_id in scheduled.to_encode:
             self.encoder_cache.allocate(scheduled.sequence, input_id)
             self._embeds_left -= scheduled.sequence.get_num_encoder_embeds(input_id)
         self._tokens_left -= scheduled.stop - scheduled.start
         plan.scheduled.append(scheduled)
 
-    def _preempt(self, sequence: Sequence, plan: Plan) -> None:
+    def _preempt(self, sequence: Sequence, plan: ScheduledStep) -> None:
         self._leave(sequence)
         sequence.restart()
         self.waiting.appendleft(sequence)

@@ -19,10 +19,10 @@ from omnireuse_engines.vllm.engine.conversation import Conversation, converse, m
 from omnireuse_engines.vllm.engine.request import largest_difference
 from omnireuse_engines.vllm.pictures import write_picture
 
-__all__ = ["Comparison", "run_engine_demo"]
+__all__ = ["EngineRuns", "run_engine_demo"]
 
 
-class Comparison(NamedTuple):
+class EngineRuns(NamedTuple):
     """The same requests with the caches off and on.
 
     Attributes:
@@ -55,7 +55,7 @@ class Comparison(NamedTuple):
         return {**runs, "identical": self.is_identical, "largest_difference": self.difference}
 
 
-def run_engine_demo(console: Console, *, out: Path, users: int, turns: int, num_blocks: int, seed: int) -> Comparison:
+def run_engine_demo(console: Console, *, out: Path, users: int, turns: int, num_blocks: int, seed: int) -> EngineRuns:
     """Serve conversations with the caches off and on; write ``engine.json`` and ``timeline.png`` to the folder `out`.
 
     Args:
@@ -99,7 +99,7 @@ def compare_engines(
     *,
     num_blocks: int,
     advance: Callable[[str], object] = lambda _name: None,
-) -> Comparison:
+) -> EngineRuns:
     """Serve the conversations with the caches off, then on.
 
     Args:
@@ -112,10 +112,10 @@ def compare_engines(
     expected = converse(off, talks, advance=lambda: advance("caches off"))
     results = converse(on, talks, advance=lambda: advance("caches on"))
     is_whole = results.keys() == expected.keys()
-    return Comparison(off, on, largest_difference(results, expected) if is_whole else math.inf)
+    return EngineRuns(off, on, largest_difference(results, expected) if is_whole else math.inf)
 
 
-def comparison_table(comparison: Comparison) -> Table:
+def comparison_table(comparison: EngineRuns) -> Table:
     """One row a quantity."""
     off, on, difference = comparison
     title = f"{off.counts['finish']} requests of {len({mark.request_id.partition(',')[0] for mark in off.marks})} users"
