@@ -21,9 +21,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from omnireuse.fingerprints.checksums import checksums
 from omnireuse.fingerprints.functions import cell_content, code_digest, functions_of
 from omnireuse.fingerprints.plain import UnkeyableError, digest_of, freeze, is_plain
-from omnireuse.fingerprints.tensors import checksums
 from omnireuse.fingerprints.watch import Watch
 
 __all__ = ["CONTAINERS", "Survey", "Words", "checked", "plain_word", "slots_of"]

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from omnireuse.fingerprints.checksums import checksums
 from omnireuse.fingerprints.plain import digest_of
-from omnireuse.fingerprints.tensors import checksums
 from omnireuse.modulation.weights import Weights
 from omnireuse.stores.tier import Tier, TieredStore
 

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from omnireuse.fingerprints.tensors import checksums, plain_tensors, sampled
+from omnireuse.fingerprints.checksums import checksums
+from omnireuse.fingerprints.tensors import plain_tensors, sampled
 from omnireuse.fingerprints.watch import Watch
 
 __all__ = ["Weights", "contents"]

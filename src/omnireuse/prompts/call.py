@@ -145,7 +145,7 @@ class EncodeCall:
         """The state of a view. If weights changed, the entries of the old ones are dropped: they never come back."""
         written = self.writes.of_others(view, scope.own)
         known = self._states.get(scope)
-        if known is not None and known[1] == written and known[0].is_same(view):
+        if known is not None and known[:2] == (view, written):
             return known[2]
         state = view.state(frozenset(scope.own), written)
         self._states[scope] = view, written, state

@@ -17,6 +17,7 @@ from torch.nn.modules import module as torch_module
 
 from omnireuse.fingerprints.plain import is_plain
 from omnireuse.fingerprints.survey import CONTAINERS, Survey, checked, plain_word, slots_of
+from omnireuse.fingerprints.tensors import reference
 from omnireuse.prompts.code import Code, is_library
 
 __all__ = ["ABSENT", "IDLE", "Look"]
@@ -141,7 +142,7 @@ class Look(Survey):
         self._slots.append((space, name))
         self._ids.append(id(value))
         self._pinned.append(weakref.ref(value) if isinstance(value, nn.Module) else value)
-        self.owners[path] = _found_again(owner), name
+        self.owners[path] = reference(owner), name
         self._open(path, value)
         if value is ABSENT:
             self._words.append("absent")
@@ -210,13 +211,6 @@ class _Attributes:
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a slot."""
         return getattr(self._thing, name, default)
-
-
-def _found_again(owner: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(owner)
-    except TypeError:
-        return lambda: owner
 
 
 def _floating(modules: list[nn.Module]) -> Iterator[tuple[Mapping[str, Any], str]]:

@@ -105,10 +105,6 @@ class View(NamedTuple):
         roots = [root for root in self.surveys if path.startswith(root) and f"{path} "[len(root)] in " .:["]
         return self.surveys[max(roots, key=len)] if roots and path not in self.look.items else self.look
 
-    def is_same(self, other: View) -> bool:
-        """Whether nothing was looked at anew."""
-        return self.look is other.look and self.surveys == other.surveys
-
     def owner(self, path: str) -> tuple[Any, str]:
         """The object that has an attribute, and its name; None for the object if it is gone."""
         survey = self._of(path)

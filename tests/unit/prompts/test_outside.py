@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
-from omnireuse.fingerprints.tensors import checksums
+from omnireuse.fingerprints.checksums import checksums
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from tests import TOP

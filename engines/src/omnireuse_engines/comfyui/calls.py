@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.fingerprints.tensors import checksums
+from omnireuse.fingerprints.checksums import checksums
 from omnireuse.profiles.conditions import Conditions
 from omnireuse.profiles.holding import held_in
 from omnireuse_engines.comfyui.wrappers import SAMPLER, Wrappers, with_wrappers
