@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
+from typing import Annotated
 
 import torch
 
-from omnireuse.base.validation import field_error, is_number
-from omnireuse.forecasters.base import Forecaster, PolynomialMemory, check_order, combine, lagrange_weights
+from omnireuse.base.validation import Order, check_fields, number
+from omnireuse.forecasters.base import Forecaster, PolynomialMemory, combine, lagrange_weights
 from omnireuse.forecasters.gap import Gap
 
 __all__ = ["Blend", "BlendMemory"]
@@ -57,18 +58,13 @@ class Blend(Forecaster):
         ConfigError: `order` or `exponent` out of range, or `corrects` or `holds_misses` is neither a bool nor None.
     """
 
-    order: int = 1
+    order: Order = 1
     corrects: bool | None = None
     holds_misses: bool | None = None
-    exponent: float | None = None
+    exponent: Annotated[float, number("be from 0.5 to 3", lambda x: 0.5 <= x <= 3)] | None = None
 
     def __post_init__(self) -> None:
-        check_order(self)
-        for name in ("corrects", "holds_misses"):
-            if not isinstance(getattr(self, name), (bool, type(None))):
-                raise field_error(self, name, "be True, False or None")
-        if self.exponent is not None and not (is_number(self.exponent) and 0.5 <= self.exponent <= 3):
-            raise field_error(self, "exponent", "be a number in [0.5, 3] or None")
+        check_fields(self)
 
     @property
     def regions(self) -> tuple[str, ...] | None:

@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Of the row."""
+        """On which the row was computed."""
         return self.begin[-2]  # type: ignore[no-any-return]  # by construction
 
 
