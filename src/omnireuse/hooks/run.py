@@ -25,7 +25,7 @@ from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.stepper import Stepper
 from omnireuse.loop.strategy import Strategy
 from omnireuse.loop.wave import Wave
-from omnireuse.noise.parametrization import NoiseLevel, told_level
+from omnireuse.noise.parametrization import NoiseLevel, level_of_sigma
 from omnireuse.noise.signals import filtered, grid_of
 
 __all__ = [
@@ -162,7 +162,7 @@ class Run:
         if self._first_sigma is None:
             self._first_sigma = sigma
         for each in self.generations:
-            each.call_at(told_level(sigma, self._first_sigma))
+            each.call_at(level_of_sigma(sigma, self._first_sigma))
 
     @property
     def is_reused_by_schedule(self) -> bool:
