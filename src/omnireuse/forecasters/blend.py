@@ -19,9 +19,8 @@ EXPONENT = 1.5
 """`Blend.exponent` for x0. If the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
 itself (``python -m bench few_steps``)."""
 DAMPING = 0.75
-"""A correction is multiplied by the share of noise that is left after the gap, to this power. A forecast leaves the
-latents beside the path, and the next velocity pulls them back. The more the noise has fallen, the larger is that pull's
-share of the velocity."""
+"""A correction is multiplied by the share of noise that is left after the gap, to this power: the next velocity also
+pulls latents back that a forecast has left beside the path, and more so the more the noise has fallen."""
 FEW, MISSED = 0.4, torch.finfo(torch.float32).max
 """`Blend.holds_misses` below this share of computed steps (``python -m bench harm``), and the shortfall of a miss."""
 FADES = 0.8
