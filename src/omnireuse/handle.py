@@ -125,7 +125,10 @@ class Handle:
         return self._counts.summary(self.name, **fields)
 
     def expect(self, num_inference_steps: int | None) -> None:
-        """Drop all state and set the step count of the next run, for engines without a diffusers scheduler.
+        """Drop all state, announce a run and set its step count, for engines without a diffusers scheduler.
+
+        A step ends with `advance`, or when a call is given another timestep than the call before. Without a scheduler,
+        a loop outside of the pipeline's call that is not announced is computed.
 
         Args:
             num_inference_steps: number of steps, ≥ 1, else a ConfigError; None if it is not known.

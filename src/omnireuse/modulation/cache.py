@@ -22,7 +22,7 @@ __all__ = ["ModulationCache", "install_modulation_cache", "uninstall_modulation_
 
 logger = logging.getLogger("omnireuse")
 
-COUNTED = ("reused", "computed", "brought_in", "reads", "changed", "saved")
+COUNTED = ("reused", "computed", "computed_last", "brought_in", "reads", "changed", "saved")
 _FOLDER_BYTES = 16 << 30
 _installed: weakref.WeakSet[ModulationCache] = weakref.WeakSet()
 
@@ -68,7 +68,6 @@ class ModulationCache(Rows):
         }
         with self._lock:
             found |= {name: self._counts[name] for name in COUNTED}
-            found["computed_last"] = self._counts["computed"] - self._before
             found |= {f"bypassed_{reason}": number for reason, number in sorted(self._bypassed.items())}
         return found
 
@@ -137,7 +136,7 @@ def install_modulation_cache(
     if (present := _cache_on(denoisers)) is not None:
         if (release, max_bytes) != (present.release, present.max_bytes) or (outside and not present.outside):
             logger.warning("a modulation cache is already installed: %s; uninstall it first to change it", present)
-        present.join(pipeline)
+        present.schedules.join(pipeline)
         return present
     if isinstance(outside, (str, os.PathLike)):
         outside = DiskTier(outside, max_bytes=_FOLDER_BYTES)

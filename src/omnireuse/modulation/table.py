@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from omnireuse.fingerprints.checksums import checksums
+from omnireuse.fingerprints.plain import digest_of
 from omnireuse.modulation.weights import Weights
-from omnireuse.prompts.checksum import tensor_checksum
-from omnireuse.prompts.keys import digest_of
 from omnireuse.stores.tier import Tier, TieredStore
 
 __all__ = ["Key", "OutsideRows", "Table"]
@@ -36,7 +36,7 @@ class Key(NamedTuple):
 
     @property
     def device(self) -> torch.device:
-        """Of the row."""
+        """On which the row was computed."""
         return self.begin[-2]  # type: ignore[no-any-return]  # by construction
 
 
@@ -78,7 +78,7 @@ class OutsideRows:
     def __init__(self, store: Tier | TieredStore, table: Table) -> None:
         self._store = store
         module = table.module
-        sums = [tensor_checksum(each) for each in table.weights.inner_tensors()]
+        sums = checksums(table.weights.inner_tensors())
         kind = f"{type(module).__module__}.{type(module).__qualname__}"
         plain = sorted(f"{name}={each!r}" for name, each in vars(module).items() if isinstance(each, (int, float, str)))
         version = getattr(sys.modules.get(kind.partition(".")[0]), "__version__", None)

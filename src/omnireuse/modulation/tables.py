@@ -8,7 +8,7 @@ import operator
 import threading
 import weakref
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -52,9 +52,9 @@ class Tables:
     def __init__(self, denoiser: nn.Module, cache: Rows) -> None:
         self._denoiser, self._cache = weakref.ref(denoiser), cache
         self._lock = threading.RLock()
-        self._active = self._calls = 0
+        self._active = 0
         self._rounds, self._groups, self._ahead = Rounds(), Groups(), Ahead(cache)
-        self._evicted, self._is_compiled = 0, False
+        self._is_compiled = False
         self._tables: dict[Table, Interception] = {}
         self._on_calls = intercept(denoiser, self, {"__call__": self._call})
         self._watch()
@@ -152,9 +152,9 @@ class Tables:
             return made.make()
         with self._lock:
             self._active += 1
-            self._calls += 1
+            self._rounds.calls += 1
             self._refresh()
-            call, outer = Call(self.denoiser, self._calls, (made.args, made.kwargs)), NOW.call
+            call, outer = Call(self.denoiser, self._rounds.calls, (made.args, made.kwargs)), NOW.call
         NOW.call = call
         self._hide(True)
         try:
@@ -274,10 +274,8 @@ class Tables:
         if (call.is_return or call.loaded) and not computed and not self._active:  # every step has its rows, as a rule
             self._let_go([key.table for key in call.hits])
             self.save()
-        if cache.rows.counts["evictions"] > self._evicted:
-            self._evicted = cache.rows.counts["evictions"]
-            if self._rounds.returns == 0:
-                cache.refuse(f"the rows of one schedule take more than {cache.rows.max_bytes:,} bytes")
+        if cache.rows.counts["evictions"] and self._rounds.returns == 0 and not cache.refused:
+            cache.refuse(f"the rows of one schedule take more than {cache.rows.max_bytes:,} bytes")
 
     def _judge(self, call: Call) -> None:
         """Of tables that were called for the first time, keep those that are worth reading their input."""
@@ -381,23 +379,19 @@ class Rounds:
     have one step each. If it comes again later, a round has begun.
 
     Attributes:
+        calls: of the denoiser so far.
         returns: how often a value of an earlier round came again.
     """
 
     def __init__(self) -> None:
-        self.returns = 0
+        self.calls = self.returns = 0
         self._clock = self._verified = self._turned = 0
         self._met: OrderedDict[Any, tuple[int, int]] = OrderedDict()
         """Number of the latest call with each value, and when that was."""
 
     def meet(self, value: object, number: int) -> tuple[bool, bool]:
         """Whether a value is of an earlier round, and whether the weights are to be verified before its rows are used:
-        they were not since it was met, as far as that can be told.
-
-        Args:
-            value: that was read.
-            number: of the call.
-        """
+        they were not since it was met, as far as that can be told. `number` is that of the call."""
         self._clock += 1
         before, when = self._met.pop(value, (0, 0))
         self._met[value] = number, self._clock
@@ -433,12 +427,9 @@ def _reason_against(module: nn.Module, x: torch.Tensor) -> str:
         return "gradients"
     if own["_forward_hooks"] or own["_forward_pre_hooks"] or nn.modules.module._has_any_global_hook():
         return "hooks"
-    if "forward" in own and "_hf_hook" not in own and not _HOOKS.issuperset(_hooks_of(own)):
+    registry = own.get("_diffusers_hook")
+    replacing = ("forward",) if registry is None else registry.hooks
+    if "forward" in own and "_hf_hook" not in own and not _HOOKS.issuperset(replacing):
         return "replaced"
     is_sharded = own.get("tp_size", 1) > 1 or any(hasattr(each, "device_mesh") for each in module.parameters())
     return "sharded" if is_sharded else ""
-
-
-def _hooks_of(own: Mapping[str, Any]) -> Iterable[str]:
-    registry = own.get("_diffusers_hook")
-    return ("forward",) if registry is None else registry.hooks

@@ -267,7 +267,7 @@ class GivenCache:
         self, name: str, options: Mapping[str, Any], profile: Profile | str | os.PathLike[str] | None = None
     ) -> None:
         self._name, self._options, self._profile = name, options, profile
-        with _told_of_enable({}, options):
+        with _as_errors_of_enable({}, options):
             self._config = config_of(name, options)
 
     def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
@@ -278,7 +278,7 @@ class GivenCache:
             StateError: the profile belongs to another pipeline.
         """
         config, options = self._config, self._options
-        with _told_of_enable({}, options):
+        with _as_errors_of_enable({}, options):
             if self._profile is not None:
                 measured = profile_for(pipeline, self._profile).options_for(self._name)
                 config = config_of(self._name, {**measured, **options})
@@ -295,7 +295,7 @@ class _AtWork(Extension):
         make = self._region or make
 
         def made(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> HookRegion:
-            with _told_of_enable({"first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}, {}):
+            with _as_errors_of_enable({"first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}, {}):
                 return make(strategy, denoisers, owner)
 
         return made
@@ -306,7 +306,7 @@ class _AtWork(Extension):
 
 
 @contextmanager
-def _told_of_enable(names: Mapping[str, str], options: Mapping[str, Any]) -> Iterator[None]:
+def _as_errors_of_enable(names: Mapping[str, str], options: Mapping[str, Any]) -> Iterator[None]:
     """Raise errors about fields as errors about arguments of `enable`, with the number that a text means."""
     try:
         yield

@@ -16,7 +16,7 @@ from omnireuse.base.once import Once
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.noise.signals import magnitude
 
-__all__ = ["NoiseLevel", "Parametrization", "told_level"]
+__all__ = ["NoiseLevel", "Parametrization", "level_of_sigma"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -183,7 +183,7 @@ class Parametrization:
         return magnitude(output) * (share / unit), magnitude(level.value_of(sample.detach(), output)) / unit
 
 
-def told_level(sigma: float, first: float) -> NoiseLevel:
+def level_of_sigma(sigma: float, first: float) -> NoiseLevel:
     """The noise level of a σ that a pipeline names, if the scheduler's algebra is not known.
 
     Args:

@@ -66,7 +66,12 @@ class PromptEmbedCache:
         hits: calls served without an encode of their own.
         misses: encodes.
         bypassed: calls past the cache. These three may be assigned.
-        bypassed_by: calls past the cache, by reason, see :class:`~omnireuse.prompts.keys.UnkeyableError`.
+        bypassed_by: calls past the cache, by reason: one of :class:`~omnireuse.fingerprints.plain.UnkeyableError`;
+            ``embeds`` (the caller brought embeddings), ``signature`` (``encode_prompt`` refuses the arguments),
+            ``result`` (it returned something that can be read once), ``random`` (it drew random numbers), ``training``
+            (it did, with an encoder in training mode), ``gradient`` (the result requires one), ``left`` (it left
+            something that a hit cannot leave), ``stray`` (a module ran that no attribute leads to), ``compiled``
+            (`torch.compile` compiled something meanwhile) or ``nested`` (called within another ``encode_prompt``).
 
     Raises:
         ConfigError: a size below 1.

@@ -17,6 +17,7 @@ from omnireuse.hooks.session import Session
 from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import Stepper
 from omnireuse.loop.strategy import Strategy
+from omnireuse.loop.wave import Wave
 from omnireuse.pipelines.pictures import Picture, pictures_of
 from omnireuse.planning.fit import WeightFit
 from omnireuse.references import ReferenceAxis, References
@@ -97,13 +98,13 @@ class Trials(ABC):
             stepper: what decides its steps.
         """
 
-    def generation(self, strategy: Strategy, start: RunStart, pictures: int) -> Generation:
-        """The state of a run under a strategy of region "step"."""
+    def stepper(self, strategy: Strategy, start: RunStart, pictures: int) -> Stepper:
+        """Follows a strategy of region "step" in a run of so many pictures."""
         return Generation(strategy, start.levels)
 
     def follow(self, call: MeasuredCall, strategy: Strategy, first_reused: int) -> Pausing[TrialResult]:
         """Follow a strategy of region "step"."""
-        return self.run(call, first_reused, lambda start: self.generation(strategy, start, call.full.pictures))
+        return self.run(call, first_reused, lambda start: self.stepper(strategy, start, call.full.pictures))
 
     def fit(self, call: MeasuredCall, fit: WeightFit) -> Pausing[TrialResult]:
         """Fit weights for a schedule along the full run's path, and follow them."""
@@ -183,8 +184,9 @@ class SessionTrials(PipelineTrials):
         self._configuration = configuration
         self._references: References | None = None
 
-    def generation(self, strategy: Strategy, start: RunStart, pictures: int) -> Generation:
-        return self._session.generation(strategy, start, pictures)
+    def stepper(self, strategy: Strategy, start: RunStart, pictures: int) -> Stepper:
+        generation = self._session.generation(strategy, start)
+        return Wave([generation], pictures) if pictures > 1 and strategy.decides_by_sample else generation
 
     def lean(self, call: MeasuredCall, strategy: Strategy, full_every: int) -> Pausing[TrialResult | None]:
         """Follow a strategy with full and lean calls, all of which are made; None if the call has no references."""

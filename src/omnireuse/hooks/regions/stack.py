@@ -209,7 +209,7 @@ class StackPass:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in rowed)
             decide_as_one(call, f"what enters its blocks has not {call.batch} rows, got {shapes}")
             by_row = False
-        self.choices = call.ask(call.batch if by_row else None, layout=layout, signal=signal, visit=self._visits)
+        self.choices = call.ask(call.batch if by_row else 1, layout=layout, signal=signal, visit=self._visits)
         self.signal = None
         # Copied if it is needed after the blocks: they, and what the model adds between them, may write in place.
         self.entry = [stream.clone() for stream in streams] if self._adds else streams
@@ -228,7 +228,11 @@ class StackPass:
         if computed is not None:
             outputs = [before if after is None else after for after, before in zip(computed, self.entry, strict=True)]
         samples = self.entry if self._adds else [None] * len(self.entry)
-        streams = self.call.run.generation.answer(self.choices, outputs, samples)
+        run, choices = self.call.run, self.choices
+        if len(choices) == 1:
+            streams = run.generation.answer(choices[0], outputs, samples)
+        else:
+            streams = run.wave.answer(choices, outputs, samples)
         self.entry = ()
         self.finished = True
         return streams
