@@ -33,7 +33,7 @@ class LeanSearch(Search):
     """
 
     def __init__(self, inner: Search, budget: Budget) -> None:
-        super().__init__(budget.noises, ())
+        super().__init__(budget.noises)
         self._inner, self._budget = inner, budget
         self._left = list(CANDIDATES)
         self._errors: list[float] = []
