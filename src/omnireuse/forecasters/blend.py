@@ -9,7 +9,7 @@ from typing import Annotated
 
 import torch
 
-from omnireuse.base.validation import Order, check_fields, number
+from omnireuse.base.validation import Order, check_fields, finite
 from omnireuse.forecasters.base import Forecaster, PolynomialMemory, combine, lagrange_weights
 from omnireuse.forecasters.gap import Gap
 
@@ -61,7 +61,7 @@ class Blend(Forecaster):
     order: Order = 1
     corrects: bool | None = None
     holds_misses: bool | None = None
-    exponent: Annotated[float, number("be from 0.5 to 3", lambda x: 0.5 <= x <= 3)] | None = None
+    exponent: Annotated[float, finite("be from 0.5 to 3", lambda x: 0.5 <= x <= 3)] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.forecasters.base import Forecaster, Memory, PolynomialMemory
 from omnireuse.loop.events import Decision
@@ -39,11 +40,7 @@ def fit_tea_cache(events: Iterable[Decision]) -> tuple[float, ...]:
     """
     pairs = changes_of(events)
     if len(pairs) < FEWEST_PAIRS:
-        raise ConfigError(
-            f"fit_tea_cache needs at least {FEWEST_PAIRS} steps with drift and error, got {len(pairs)}; "
-            "run a whole generation with Strategy(policy=Never(), region='blocks', signal='modulated_input', "
-            "measure_errors=True)"
-        )
+        raise ConfigError(messages.TOO_FEW_PAIRS, least=FEWEST_PAIRS, got=len(pairs))
     return fit_polynomial(pairs)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
+from omnireuse import messages
 from omnireuse.base.validation import (
     Count,
     Index,
@@ -276,8 +277,5 @@ class OmniDiffusionConfig:
             try:
                 given = json.loads(given)
             except json.JSONDecodeError as error:
-                raise ConfigError(
-                    f"OmniDiffusionConfig(cache_config=…): not JSON at line {error.lineno}, "
-                    f"column {error.colno}: {error.msg}"
-                ) from error
+                raise ConfigError(messages.CONFIG_NOT_JSON, at=error) from error
         self.cache_config = given if isinstance(given, DiffusionCacheConfig) else DiffusionCacheConfig.from_dict(given)
