@@ -16,7 +16,8 @@ import msgspec
 import torch
 from tqdm.auto import tqdm
 
-from omnireuse.base.validation import is_whole
+from omnireuse import messages
+from omnireuse.base.validation import check_value, finite, whole
 from omnireuse.calibration.runs import PromptRuns
 from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import describe
@@ -115,7 +116,7 @@ def calibrate(
     texts = held_out_last(list(prompts), for_search)
     budgets = _checked_budgets(computed_steps, total)
     for name, value, least in (("batch_size", batch_size, 1), ("fit_prompts", fit_prompts, 1), ("seed", seed, 0)):
-        _check_whole(name, value, least)
+        check_value("calibrate", name, value, whole(least))
     source = Source(given=pipeline, device=device, dtype=dtype)
     with tqdm(desc="loading", bar_format="{desc} [{elapsed}]", disable=not progress, file=sys.stderr) as bar:
         runs = PromptRuns(
@@ -289,8 +290,7 @@ def number_searched(prompts: int, held_out: float) -> int:
     Raises:
         ConfigError: a share outside of (0, 1).
     """
-    if not isinstance(held_out, (int, float)) or not 0 < held_out < 1:
-        raise ConfigError(f"calibrate(held_out={held_out!r}): held_out must be a share above 0 and below 1")
+    check_value("calibrate", "held_out", held_out, finite("be a share above 0 and below 1", lambda x: 0 < x < 1))
     unseen = _number_held_out(prompts, held_out)
     if unseen < FEWEST_HELD_OUT:
         logger.warning(
@@ -314,13 +314,10 @@ def _number_held_out(prompts: int, held_out: float) -> int:
 def _checked_steps(steps: int | None, num_inference_steps: int | None, call: Mapping[str, Any]) -> int:
     refuse_reserved("calibrate", call)
     if steps is not None and num_inference_steps is not None and steps != num_inference_steps:
-        raise ConfigError(
-            f"calibrate(steps={steps!r}, num_inference_steps={num_inference_steps!r}): both say how many denoising "
-            "steps a run has; give one of them"
-        )
+        raise ConfigError(messages.STEPS_TWICE, steps=steps, other=num_inference_steps)
     name, given = ("num_inference_steps", num_inference_steps) if steps is None else ("steps", steps)
     found = STEPS if given is None else given
-    _check_whole(name, found, 4)
+    check_value("calibrate", name, found, whole(4))
     return found
 
 
@@ -332,13 +329,6 @@ def _checked_budgets(computed_steps: Iterable[int] | None, steps: int) -> list[i
     is_list = isinstance(given, Iterable) and not isinstance(given, str)
     budgets = list(given) if is_list else []
     if not budgets or not all(isinstance(number, int) and 2 <= number <= steps for number in budgets):
-        raise ConfigError(
-            f"calibrate(computed_steps={given!r:.60}): computed_steps must be a list of one or more budgets, each a "
-            f"whole number from 2 to steps={steps}; give {f'[{given}]' if isinstance(given, int) else 'a list'}"
-        )
+        write = f"[{given}]" if isinstance(given, int) else "a list"
+        raise ConfigError(messages.NO_BUDGETS, given=given, steps=steps, write=write)
     return sorted(set(budgets))
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if not is_whole(value, least):
-        raise ConfigError(f"calibrate({name}={value!r}): {name} must be a whole number of at least {least}")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from omnireuse import messages
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, is_compiled_whole
@@ -95,10 +96,7 @@ class PromptRuns(PipelineTrials):
         broken = [place for place, each in zip(places, pictures, strict=True) if not np.isfinite(each).all()]
         if broken or handle.summary().broken:
             prompts = " or ".join(repr(self.prompts[place]) for place in broken or places)
-            raise StateError(
-                f"the full run of {prompts} is not finite; nothing can be calibrated on it: try another dtype, or "
-                "leave the prompt out"
-            )
+            raise StateError(messages.FULL_RUN_NOT_FINITE, prompts=prompts)
         if recording.made != self.steps or (record and not recording.is_whole):
             why = (record and recording.failure) or "a run ended before its last step"
             raise StateError(f"nothing can be calibrated: {why}")

@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 
+from omnireuse import messages
 from omnireuse.base.validation import as_number, field_error
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from omnireuse.forecasters import Blend, Hold, Polynomial
@@ -110,9 +111,7 @@ def mag_cache(config: DiffusionCacheConfig, pipeline: object) -> Strategy:
     if len(denoisers_of(pipeline)) > 1:
         raise UnsupportedModelError("MagCache calibration measures one denoiser; this pipeline has several")
     if has_extractor(model):
-        raise UnsupportedModelError(
-            "MagCache calibration needs a declared model; models with extractors take mag_ratios"
-        )
+        raise UnsupportedModelError(messages.RATIOS_OF_EXTRACTOR)
     stack = block_stack_for(model)
     recorder = MagnitudeRecorder(num_streams=len(stack.streams), stream=stack.main_stream)
     return Strategy(policy=Never(), forecaster=recorder, region="blocks")
@@ -253,7 +252,7 @@ class NamedCache:
 
 
 class GivenCache:
-    """A step cache with what a user gave to `enable`, in whose words errors are, beside what a profile has.
+    """A step cache with a user's options and those that a profile has measured. Errors are about `enable`'s arguments.
 
     Args:
         options: keywords.
@@ -324,10 +323,8 @@ def _check_serves(name: str, pipeline: object) -> None:
     needs_blocks = cache.skips not in get_args(WholeRegion) and cache.region is None
     if needs_blocks and model in UNSUPPORTED and not has_extractor(model):
         others = ", ".join(repr(each) for each, other in STEP_CACHES.items() if other.skips in get_args(WholeRegion))
-        raise UnsupportedModelError(
-            f"{name!r} cannot serve {model}: {UNSUPPORTED[model]}; enable(pipeline) serves any model, and so do "
-            f"{others}"
-        )
+        why = UNSUPPORTED[model]
+        raise UnsupportedModelError(messages.CACHE_UNSUPPORTED, cache=name, model=model, why=why, others=others)
 
 
 def _model_of(pipeline: object) -> str:

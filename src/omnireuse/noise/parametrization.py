@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from omnireuse import messages
 from omnireuse.base.once import Once
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.noise.signals import magnitude
@@ -116,9 +117,7 @@ class Parametrization:
         is_unknown = level.sample_weight is None
         why = "the noise of its scheduler is not known" if is_unknown else "the output does not have the latents' shape"
         if self._is_required:
-            raise UnsupportedModelError(
-                f"prediction_target={self._wanted!r} is not defined for this run: {why}; use prediction_target='output'"
-            )
+            raise UnsupportedModelError(messages.TARGET_UNDEFINED, target=self._wanted, why=why)
         self.target, self.fell_back = "output", True
         if self.said.is_new(why):
             logger.warning("reuse remembers the raw output instead of %s in this run: %s", self._wanted, why)
