@@ -11,16 +11,14 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
+from omnireuse import Profile, Strategy, enable
 from omnireuse.arguments.targets import strategy_for
 from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.base.environment import switch_of
 from omnireuse.base.validation import is_number
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
-from omnireuse.front import enable
-from omnireuse.loop.strategy import Strategy
 from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.policies.spread import nearest
-from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import TARGETS, Target
 from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry

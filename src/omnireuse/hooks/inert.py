@@ -61,7 +61,7 @@ _TIMES = Explanation(
     "if all frames share them (ar_step=0), call handle.advance() in a callback of each step, with region='call'",
 )
 FEW = 8
-"""A run that computes a smaller share of its steps than one in so many gets a word."""
+"""A run that computes less than one in this many steps is explained in the log."""
 
 
 def explain(strategy: Strategy, run: Sequence[Decision]) -> Explanation | None:

@@ -22,7 +22,7 @@ _CPU = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {t
 
 
 class Key(NamedTuple):
-    """Of a row. It is the value of the row's output as well, for the tables after this one."""
+    """The name of a row. For the tables after this one it is also the value of the row's output."""
 
     table: Table
     epoch: int

@@ -102,7 +102,7 @@ class Tables:
         compiled: list[str] = []
         for name, module in self.denoiser.named_modules():
             if name and (is_optimized(module) or compiled_call(module) is not None):
-                compiled.append(f"{name}.")  # what is in a graph asks nobody
+                compiled.append(f"{name}.")  # a compiled graph does not call the tables
             elif module in known:
                 known[module].name = name
             elif name and _may_have_table(module) and not name.startswith((*compiled,)):
@@ -120,7 +120,7 @@ class Tables:
         return gc.get_referents(self.denoiser._modules, *[each._modules for each in self._containers]) + compiled
 
     def _drop(self, tables: Iterable[Table]) -> None:
-        """Do without these tables."""
+        """Remove these tables."""
         tables = [*tables]
         self._ahead.order = [] if tables else self._ahead.order
         self._change(tables)
@@ -216,7 +216,7 @@ class Tables:
             return made.make()
 
     def _load(self, call: Call, key: Key, outside: Tier | TieredStore) -> StoredRow | None:
-        """The row that some process has left outside."""
+        """The row from the outer store, if it is there."""
         table = key.table
         if table.kept is None:
             table.kept = OutsideRows(outside, table)
@@ -227,7 +227,7 @@ class Tables:
         return self._keep(call, key, output.to(key.device))
 
     def save(self) -> None:
-        """Leave all rows outside the process."""
+        """Write all rows to the outer store."""
         if self._cache.outside is None:
             return
         rows: dict[OutsideRows, dict[str, torch.Tensor]] = {}
@@ -355,7 +355,7 @@ class Tables:
         """Move weights away whose every row of a schedule is there."""
         if self._cache.release is None or self._is_compiled:
             return
-        first = next(self.denoiser.parameters(), None)  # by which everybody tells where a model is
+        first = next(self.denoiser.parameters(), None)  # libraries take its device for the model's
         grouped = {each for group in self._groups.of(self.denoiser) for top in group.modules for each in top.modules()}
         gone = []
         for table in tables:

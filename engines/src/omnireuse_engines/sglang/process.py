@@ -111,7 +111,7 @@ class Process:
         check_host("sglang", TESTED, self.missing, asked=VARIABLE)
         if cache_dit:
             raise ConfigError(
-                f"{VARIABLE} is set, and the server uses cache-dit, too: one cache would reuse what the other made up; "
+                f"{VARIABLE} is set, and the server uses cache-dit, too: one cache would reuse forecasts of the other; "
                 f"unset {VARIABLE}, or --cache-dit-config and SGLANG_CACHE_DIT_ENABLED"
             )
         if "profile" not in self.settings.options:
@@ -174,7 +174,7 @@ class Process:
             others.append("cache-dit")
         if others:
             raise ConfigError(
-                f"{others[0]}: the request gets omnireuse, too, and one cache would reuse what the other made up; "
+                f"{others[0]}: the request gets omnireuse, too, and one cache would reuse forecasts of the other; "
                 f'leave {others[0]} out, or ask for {FIELD}={{"{KEY}": "off"}}'
             )
         return wanted
