@@ -54,8 +54,8 @@ CLOSURES = {
 ROWS = (
     Row("enable, files", 51, 62),
     Row("enable, lines", 9_388, 10_500),
-    Row("its keywords, files", 120, 100),
-    Row("its keywords, lines", 20_001, 15_000),
+    Row("its keywords, files", 116, 100),
+    Row("its keywords, lines", 19_949, 15_000),
     Row("Generation, files", 19, 20),
     Row("Generation, lines", 3_300, 2_800),
     Row("Session, files", 35, 35),
@@ -67,10 +67,10 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 49, 50),
-    Row("lines of src", 29_804, 22_500),
+    Row("lines of src", 29_750, 22_500),
     Row("lines of lab", 4_741, 4_500),
     Row("lines of engines", 8_448, 7_500),
-    Row("callables", 89, 60),
+    Row("callables", 87, 60),
     Row("annotations Any", 400, 400),
     Row("large classes", 16, 5),
     Row("lines of raise", 393, 400),
@@ -79,7 +79,7 @@ ROWS = (
 HOUSES = (
     Row("arguments", 496, 400),
     Row("base", 709, 570),
-    Row("calibration", 583, 460),
+    Row("calibration", 582, 460),
     Row("cli", 618, 470),
     Row("core", 1_869, 1_440),
     Row("diffusion", 708, 550),
@@ -100,7 +100,7 @@ HOUSES = (
     Row("stores", 817, 620),
     Row("summary", 801, 600),
     Row("testing", 388, 290),
-    Row("tuning", 3_961, 2_970),
+    Row("tuning", 3_908, 2_970),
 )
 """The lines of each package of the product; "front" is its top level, which `enable` is in."""
 

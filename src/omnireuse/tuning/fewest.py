@@ -16,7 +16,7 @@ from omnireuse.planning.planner import Planner
 from omnireuse.profiles.coverage import bound_of_few
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import JUDGED, Budget
-from omnireuse.tuning.full_run import relative_errors
+from omnireuse.tuning.recording import relative_errors
 from omnireuse.tuning.search import Candidate, CandidateRecord, DueTrial, GivenSteps, Search
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials
 

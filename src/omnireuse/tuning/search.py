@@ -21,7 +21,7 @@ from omnireuse.planning.fit import FitState, WeightFit
 from omnireuse.policies import Steps
 from omnireuse.profiles.plan import FITTED, Evidence, Plan
 from omnireuse.tuning.budget import SHORT_ERROR, Budget
-from omnireuse.tuning.full_run import decibels, relative_errors
+from omnireuse.tuning.recording import decibels, relative_errors
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials
 
 __all__ = ["Candidate", "CandidateRecord", "DueTrial", "GivenSteps", "Search", "clearly_closest", "closest"]
