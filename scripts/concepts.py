@@ -53,13 +53,13 @@ CLOSURES = {
 }
 ROWS = (
     Row("enable, files", 51, 62),
-    Row("enable, lines", 9_388, 10_500),
+    Row("enable, lines", 9_398, 10_500),
     Row("its keywords, files", 116, 100),
-    Row("its keywords, lines", 19_949, 15_000),
+    Row("its keywords, lines", 19_956, 15_000),
     Row("Generation, files", 19, 20),
-    Row("Generation, lines", 3_300, 2_800),
+    Row("Generation, lines", 3_339, 2_800),
     Row("Session, files", 35, 35),
-    Row("Session, lines", 6_917, 5_500),
+    Row("Session, lines", 6_935, 5_500),
     Row("circles, top level", 0, 0),
     Row("circles of files", 0, 0),
     Row("packages in circles", 0, 0),
@@ -67,13 +67,13 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 49, 50),
-    Row("lines of src", 29_750, 22_500),
+    Row("lines of src", 29_757, 22_500),
     Row("lines of lab", 4_741, 4_500),
     Row("lines of engines", 8_448, 7_500),
     Row("callables", 87, 60),
     Row("annotations Any", 400, 400),
     Row("large classes", 16, 5),
-    Row("lines of raise", 393, 400),
+    Row("lines of raise", 347, 400),
     Row("names of two things", 0, 0),
 )
 HOUSES = (
@@ -84,9 +84,9 @@ HOUSES = (
     Row("core", 1_869, 1_440),
     Row("diffusion", 708, 550),
     Row("forecasters", 686, 520),
-    Row("front", 924, 550),
-    Row("hooks", 4_056, 3_130),
-    Row("loop", 1_593, 1_160),
+    Row("front", 965, 550),
+    Row("hooks", 4_027, 3_130),
+    Row("loop", 1_591, 1_160),
     Row("models", 641, 490),
     Row("modulation", 1_522, 1_160),
     Row("named", 1_130, 860),
@@ -100,7 +100,7 @@ HOUSES = (
     Row("stores", 817, 620),
     Row("summary", 801, 600),
     Row("testing", 388, 290),
-    Row("tuning", 3_908, 2_970),
+    Row("tuning", 3_905, 2_970),
 )
 """The lines of each package of the product; "front" is its top level, which `enable` is in."""
 

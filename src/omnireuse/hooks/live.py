@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse import messages
 from omnireuse.base.once import Once
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.callers import CALLERS, is_called_by
@@ -424,10 +425,7 @@ class StepRegion(Region):
         if self.stepper is not None:
             self.stepper.see(call.denoiser, output, kinds)
         elif kinds > 1:
-            raise SeveralOutputsError(
-                f"Strategy(region='step'): {call.model} must return one kind of latents, got {kinds}, "
-                f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
-            )
+            raise SeveralOutputsError(messages.SEVERAL_OUTPUTS, model=call.model, kinds=kinds)
         self._placeholders[key] = own, output
         return output
 

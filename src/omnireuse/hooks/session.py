@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from omnireuse import messages
 from omnireuse.base.validation import Count, check_value
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.callers import callbacks_aside, calling, pipeline_without_reuse
@@ -408,10 +409,7 @@ class Session(Live):
         parts.refresh_others(pipeline, anew=is_anew)
         if self.strategy.region == "step" and parts.scheduler is None:
             got = getattr(pipeline, "scheduler", None)
-            raise UnsupportedModelError(
-                f"Strategy(region='step'): {self._name}.scheduler must have set_timesteps and step, "
-                f"got {got!r}; use region='call', which needs no scheduler"
-            )
+            raise UnsupportedModelError(messages.NO_SCHEDULER, name=self._name, got=got)
         for model, cache in caches_on(parts.denoisers):
             but = f"a cache of diffusers ({cache}) is at work on {model}, too"
             self.emit(Unlike(but))
