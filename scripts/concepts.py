@@ -9,9 +9,9 @@ counted at the top level of modules alone, there with imports for type checkers.
 names everything, is part of none. An edge to another distribution (the laboratory, or the engines) is a file that
 imports a module of it, in functions too; an edge of it is a module of the package that it imports. Of the product
 and the engines together it counts parameters that are callables, annotations that say ``: Any``, and classes with more
-than twelve attributes; of these and the laboratory, names that two classes have. With ``--check`` a figure above its
-limit is an error, and so is a limit above its figure, which ``--lower`` writes anew. The lines of a house may fall
-below their limit, because the limit of all houses is exact.
+than twelve attributes; of these and the laboratory, names that two classes have; of the product the lines of `raise`.
+With ``--check`` a figure above its limit is an error, and so is a limit above its figure, which ``--lower`` writes
+anew. The lines of a house may fall below their limit, because the limit of all houses is exact.
 The plain table also shows the calls and files that a reused step passes. `scripts/hops.py` counts and checks these,
 because it has to run a step.
 """
@@ -52,54 +52,55 @@ CLOSURES = {
     "Session": "omnireuse.hooks.session",
 }
 ROWS = (
-    Row("enable, files", 49, 62),
-    Row("enable, lines", 9_261, 10_500),
-    Row("its keywords, files", 118, 100),
-    Row("its keywords, lines", 19_969, 15_000),
-    Row("Generation, files", 18, 20),
-    Row("Generation, lines", 3_128, 2_800),
-    Row("Session, files", 33, 35),
-    Row("Session, lines", 6_783, 5_500),
+    Row("enable, files", 51, 62),
+    Row("enable, lines", 9_396, 10_500),
+    Row("its keywords, files", 116, 100),
+    Row("its keywords, lines", 19_954, 15_000),
+    Row("Generation, files", 19, 20),
+    Row("Generation, lines", 3_339, 2_800),
+    Row("Session, files", 35, 35),
+    Row("Session, lines", 6_933, 5_500),
     Row("circles, top level", 0, 0),
     Row("circles of files", 0, 0),
     Row("packages in circles", 0, 0),
     Row("edges to lab", 0, 0),
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
-    Row("edges of engines", 57, 50),
-    Row("lines of src", 29_948, 22_500),
-    Row("lines of lab", 4_957, 4_500),
-    Row("lines of engines", 8_467, 7_500),
-    Row("callables", 90, 60),
-    Row("annotations Any", 405, 400),
-    Row("large classes", 20, 5),
-    Row("names of two things", 2, 0),
+    Row("edges of engines", 49, 50),
+    Row("lines of src", 29_755, 22_500),
+    Row("lines of lab", 4_741, 4_500),
+    Row("lines of engines", 8_449, 7_500),
+    Row("callables", 80, 60),
+    Row("annotations Any", 400, 400),
+    Row("large classes", 16, 5),
+    Row("lines of raise", 347, 400),
+    Row("names of two things", 0, 0),
 )
 HOUSES = (
-    Row("arguments", 540, 400),
-    Row("base", 754, 570),
-    Row("calibration", 612, 460),
-    Row("cli", 628, 470),
-    Row("core", 1_923, 1_440),
-    Row("diffusion", 732, 550),
-    Row("forecasters", 700, 520),
-    Row("front", 728, 550),
-    Row("hooks", 4_173, 3_130),
-    Row("loop", 1_544, 1_160),
-    Row("models", 652, 490),
-    Row("modulation", 1_553, 1_160),
-    Row("named", 1_144, 860),
-    Row("noise", 493, 370),
-    Row("pipelines", 968, 730),
-    Row("planning", 587, 440),
-    Row("policies", 1_159, 870),
-    Row("profiles", 1_465, 1_100),
-    Row("prompts", 2_853, 2_140),
+    Row("arguments", 496, 400),
+    Row("base", 709, 570),
+    Row("calibration", 582, 460),
+    Row("cli", 618, 470),
+    Row("core", 1_869, 1_440),
+    Row("diffusion", 708, 550),
+    Row("forecasters", 686, 520),
+    Row("front", 965, 550),
+    Row("hooks", 4_027, 3_130),
+    Row("loop", 1_591, 1_160),
+    Row("models", 641, 490),
+    Row("modulation", 1_522, 1_160),
+    Row("named", 1_130, 860),
+    Row("noise", 488, 370),
+    Row("pipelines", 938, 730),
+    Row("planning", 580, 440),
+    Row("policies", 1_152, 870),
+    Row("profiles", 1_446, 1_100),
+    Row("prompts", 1_959, 2_140),
     Row("references", 769, 580),
-    Row("stores", 821, 620),
+    Row("stores", 817, 620),
     Row("summary", 801, 600),
     Row("testing", 388, 290),
-    Row("tuning", 3_961, 2_970),
+    Row("tuning", 3_905, 2_970),
 )
 """The lines of each package of the product; "front" is its top level, which `enable` is in."""
 
@@ -221,7 +222,7 @@ def house_lines() -> dict[str, int]:
 
 def sizes() -> dict[str, int]:
     """The lines of each distribution, and what its code is made of."""
-    found = {"callables": 0, "annotations Any": 0, "large classes": 0}
+    found = {"callables": 0, "annotations Any": 0, "large classes": 0, "lines of raise": 0}
     names = Counter[str]()
     for name in ("src", *DISTRIBUTIONS):
         source = SOURCE if name == "src" else SOURCE.parent / name / "src"
@@ -236,6 +237,8 @@ def sizes() -> dict[str, int]:
             for node in nodes:
                 if isinstance(node, ast.arguments):
                     found["callables"] += sum(map(_is_callable, (*node.posonlyargs, *node.args, *node.kwonlyargs)))
+                elif isinstance(node, ast.Raise) and name == "src":
+                    found["lines of raise"] += (node.end_lineno or node.lineno) - node.lineno + 1
                 elif isinstance(node, ast.ClassDef):
                     found["large classes"] += len(_attributes(node)) > MOST_ATTRIBUTES
     return {**found, "names of two things": sum(count > 1 for count in names.values())}

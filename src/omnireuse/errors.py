@@ -39,10 +39,16 @@ _PAGES = re.compile(r' \{\n  "_class_name".*?\n\}\n?|(?<=\w)\(\n  \(.*?\n\)', re
 
 
 class OmniReuseError(Exception):
-    """The root of the tree: catch it to catch all that omnireuse raises on purpose."""
+    """The root of the tree: catch it to catch all that omnireuse raises on purpose.
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*(_PAGES.sub("(…)", each) if isinstance(each, str) else each for each in args))
+    Args:
+        text: a whole sentence, or one of `omnireuse.messages`.
+        values: for the placeholders of the text.
+    """
+
+    def __init__(self, text: object = "", **values: object) -> None:
+        said = text.format(**values) if isinstance(text, str) and values else text
+        super().__init__(_PAGES.sub("(…)", said) if isinstance(said, str) else said)
 
 
 class ConfigError(OmniReuseError, ValueError):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from omnireuse import messages
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse.hooks.extension import Extension, Observer
@@ -51,10 +52,7 @@ class Handle:
     def __init__(self, pipeline: Any, opened: Opened, group: dist.ProcessGroup | None = None) -> None:
         strategy, self.name, extensions = opened
         if (present := handle_of(pipeline)) is not None:
-            raise StateError(
-                f"reuse is already enabled on this {type(pipeline).__name__} ({present.name}); call "
-                "omnireuse.disable(pipeline) first, or use omnireuse.handle_of(pipeline)"
-            )
+            raise StateError(messages.ENABLED_ALREADY, pipeline=type(pipeline).__name__, name=present.name)
         self._counts = Counts()
         self._session = Session(
             pipeline,
@@ -127,7 +125,10 @@ class Handle:
         return self._counts.summary(self.name, **fields)
 
     def expect(self, num_inference_steps: int | None) -> None:
-        """Drop all state and set the step count of the next run, for engines without a diffusers scheduler.
+        """Drop all state, announce a run and set its step count, for engines without a diffusers scheduler.
+
+        A step ends with `advance`, or when a call is given another timestep than the call before. Without a scheduler,
+        a loop outside of the pipeline's call that is not announced is computed.
 
         Args:
             num_inference_steps: number of steps, ≥ 1, else a ConfigError; None if it is not known.
@@ -167,10 +168,7 @@ class Handle:
         Raises:
             WrongTypeError: always.
         """
-        raise WrongTypeError(
-            "a Handle belongs to one pipeline of this process and cannot be copied or pickled; call omnireuse.enable "
-            "where the pipeline is loaded, and pass on handle.summary(), which can be pickled"
-        )
+        raise WrongTypeError(messages.HANDLE_COPIED)
 
     def __repr__(self) -> str:
         return f"<Handle on {self._pipeline}{'' if self._enabled else ' (disabled)'}: {self.summary()!r}>"

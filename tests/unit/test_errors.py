@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
+from string import Formatter
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 
 import omnireuse
+from omnireuse import messages
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import OmniReuseError, UnknownNameError
+from tests import TOP
 
 NAMES = ["latents", "num_inference_steps", "true_cfg_scale"]
 SCHEDULER = FlowMatchEulerDiscreteScheduler()
@@ -51,3 +55,27 @@ def test_text_around_it_stays() -> None:
         "first FlowMatchEulerDiscreteScheduler(…) middle Sequential(…) last"
     )
     assert "got FlowMatch" not in str(UnknownNameError("policy", "a\nb", ["never"]))
+
+
+def test_each_message_is_raised_with_its_placeholders() -> None:
+    texts = {name: text for name, text in vars(messages).items() if name.isupper()}
+    needs = {
+        (name, each.partition(".")[0]) for name in texts for _, each, _, _ in Formatter().parse(texts[name]) if each
+    }
+    taken, given = set(), set()
+    for path in (TOP / "src").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            first = ast.walk(node.args[0]) if isinstance(node, ast.Call) and node.args else ()
+            names = {
+                each.attr for each in first if isinstance(each, ast.Attribute) and ast.unparse(each.value) == "messages"
+            }
+            taken |= names
+            given |= {(name, keyword.arg) for name in names for keyword in node.keywords}
+    assert taken == texts.keys()
+    assert given == needs
+
+
+def test_a_message_takes_what_was_given_as_it_is() -> None:
+    error = OmniReuseError(messages.FILE_AS_BACKEND, file="{a}.json")
+    assert "names a cache backend; write profile='{a}.json'" in str(error)
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -8,9 +8,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any, get_args
 
+from omnireuse import messages
 from omnireuse.arguments.choices import BackendName, CacheOptions, StrategyOptions
-from omnireuse.arguments.tune import check_audit, check_tune
-from omnireuse.base.validation import field_error, kind_error, kind_of
+from omnireuse.arguments.tune import Audited, TuneOptions, check_tune
+from omnireuse.base.validation import check_value, field_error, kind_error, kind_of
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from omnireuse.forecasters import FORECASTERS, Forecaster
 from omnireuse.loop.strategy import REGIONS, Strategy
@@ -28,7 +29,7 @@ def check_arguments(
     ways: Mapping[str, Any],
     *,
     profile: object,
-    tune: object,
+    tune: bool | int | TuneOptions | None,
     audit: object,
     options: Mapping[str, Any],
 ) -> None:
@@ -51,10 +52,7 @@ def check_arguments(
         do = "load it first: pipeline = DiffusionPipeline.from_pretrained(…)"
         raise kind_error("enable", "pipeline", "be a loaded pipeline", pipeline, do=do)
     if isinstance(backend, str) and backend.endswith(".json"):
-        raise ConfigError(
-            f"enable(pipeline, {backend!r}): the second argument names a cache backend, got a file; "
-            f"write profile={backend!r}"
-        )
+        raise ConfigError(messages.FILE_AS_BACKEND, file=backend)
     if not (backend is None or isinstance(backend, str) or _opens(backend)):
         raise _no_backend(backend)
     if isinstance(region, str) and region not in REGIONS:
@@ -65,21 +63,15 @@ def check_arguments(
         others = ("profile", "group", "tune", "audit", "references")
         raise _misplaced(*next(iter(options.items())), ways, [*TARGETS, *ways, *others])
     check_tune(tune)
-    check_audit(audit)
+    check_value("enable", "audit", audit, Audited)
     given = {name: value for name, value in ways.items() if value is not None}
     aims = target.keywords
     whole = next((name for name in ("backend", "policy") if name in given), None)
     if audit and whole is not None:
-        raise ConfigError(
-            f"enable(audit={audit!r}): audits go with the default, its targets and a profile, and a {whole} is given; "
-            "leave one of the two out"
-        )
+        raise ConfigError(messages.AUDIT_BESIDE, audit=audit, given=whole)
     fixed = whole or (None if profile is None else "profile")
     if tune not in (None, False) and fixed is not None:
-        raise ConfigError(
-            f"enable(tune={tune!r}): tuning chooses the plan of the default, speedup=, computed_steps=, quality= and "
-            f"tolerance=, and {fixed} has chosen one; leave one of the two out"
-        )
+        raise ConfigError(messages.TUNE_BESIDE, tune=tune, given=fixed)
     if profile is not None and not isinstance(backend, str):
         aims["profile"] = profile
     _check_ways(given, aims)
@@ -108,10 +100,7 @@ def _check_name(kind: str, value: object) -> None:
         raise ConfigError(f"enable({kind}={value!r}): {value!r} is a {is_one}, no {KINDS[kind]}; write {write}")
     unnamed = next((each for each in UNNAMED if each.__name__.lower() == value.replace("_", "").lower()), None)
     if kind == "policy" and unnamed is not None:
-        raise ConfigError(
-            f"enable(policy={value!r}): {unnamed.__name__} has no name, because it needs an argument; write "
-            f"policy=omnireuse.{unnamed.__name__}({UNNAMED[unnamed]})"
-        )
+        raise ConfigError(messages.POLICY_WITHOUT_NAME, policy=value, kind=unnamed.__name__, argument=UNNAMED[unnamed])
     hint = "combinations go through policy=, forecaster=, region=" if kind == "backend" else ""
     raise UnknownNameError(KINDS[kind], value, NAMES[kind], hint=hint)
 
@@ -121,22 +110,15 @@ def _check_ways(given: Mapping[str, Any], aims: Mapping[str, Any]) -> None:
     backend, policy = given.get("backend"), given.get("policy")
     if backend is not None and len(given) > 1:
         if {"policy", "forecaster"} & {*given}:
-            raise ConfigError(
-                f"enable(backend={backend!r:.60}): give either a backend or a policy with its forecaster, not both"
-            )
+            raise ConfigError(messages.BACKEND_BESIDE_POLICY, backend=backend)
         name, what = [*given][1], "Strategy" if isinstance(backend, Strategy) else f"backend {backend!r}"
-        raise ConfigError(
-            f"enable({name}={given[name]!r:.60}): the {what} chooses its {name} itself; leave it out, or choose all "
-            "yourself: combinations go through policy=, forecaster=, region="
-        )
+        raise ConfigError(messages.CHOICE_OF_BACKEND, name=name, value=given[name], backend=what)
     if not aims:
         if given and backend is None and policy is None:
             name = next(iter(given))
-            write = f"dataclasses.replace(Strategy.default(speedup=2), {name}=…)" if name != "region" else "speedup=2"
-            raise ConfigError(
-                f"enable({name}=…): a policy, a backend or a target must be given with it; to have it in the default "
-                f"write enable(pipeline, {write}{f', region={given[name]!r}' if name == 'region' else ''})"
-            )
+            is_region, default = name == "region", "Strategy.default(speedup=2)"
+            write = f"speedup=2, region={given[name]!r}" if is_region else f"dataclasses.replace({default}, {name}=…)"
+            raise ConfigError(messages.CHOICE_ALONE, name=name, write=write)
         return
     clash, aim = next((name for name in given if name != "region"), None), next(iter(aims))
     if clash is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError
 from omnireuse.forecasters import forecaster_named
 from omnireuse.forecasters.base import Forecaster
@@ -75,10 +76,7 @@ def strategy_for(
         raise ConfigError(f"{place}: give one of tolerance and profile, not both")
     if target == Target("computed_steps", 1):
         without = " without a profile" if profile is None else ""
-        raise ConfigError(
-            f"{place}(computed_steps=1): computed_steps must be at least 2{without}, got 1; all other steps would be "
-            "like the first"
-        )
+        raise ConfigError(messages.ONE_COMPUTED_STEP, place=place, without=without)
     if profile is not None:
         known = profile_for(pipeline, profile, quality=target.quality)
         chosen = known.choose(target, pipeline)
@@ -86,11 +84,7 @@ def strategy_for(
     if target.quality is not None:
         strategy = in_fitting_region(Strategy(policy=Spread(speedup=1.0), forecaster=Blend()), pipeline, region)
         if why := untuned(strategy.region):
-            raise ConfigError(
-                f"{place}(quality={target.quality!r}): a quality can only be promised by a profile of this pipeline, "
-                f"or be expected of tuning, which is off ({why}); give profile=, which omnireuse.calibrate makes, or "
-                "tolerance=, the share of the final latents that reuse may change, which needs neither"
-            )
+            raise ConfigError(messages.QUALITY_UNTUNED, place=place, quality=target.quality, why=why)
         return PlanChoice(strategy, str(target))
     if target.tolerance is not None:
         strategy = Strategy(policy=ErrorControl(tolerance=target.tolerance), forecaster=Blend())

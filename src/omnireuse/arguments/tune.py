@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
 
 from omnireuse.base.environment import switched_on
-from omnireuse.base.validation import field_error, is_number, kind_error
+from omnireuse.base.validation import Count, Range, check_fields, check_value, finite, is_whole
 
-__all__ = ["PICTURES", "TURN_OFF", "TuneOptions", "check_audit", "check_tune", "is_off_by_environment", "why_untuned"]
+__all__ = ["PICTURES", "TURN_OFF", "TuneOptions", "check_tune", "is_off_by_environment", "why_untuned"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -18,6 +20,9 @@ SWITCH = "OMNIREUSE_TUNE"
 """Environment variable that turns tuning off for a process."""
 TURN_OFF = f"off: tune=False, {SWITCH}=0"
 """How a user turns tuning off."""
+MostPictures = Annotated[int, Range("be True, False, TuneOptions, or at least 1 picture", partial(is_whole, least=1))]
+_ONE_IN_100 = "0.01 is one call in 100"
+Audited = Annotated[float, finite("be a share from 0 to 1", lambda x: 0 <= x <= 1, _ONE_IN_100)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,53 +35,28 @@ class TuneOptions:
             arguments of the picture's last step. Its result is ignored, and an error or `_interrupt` ends them.
 
     Raises:
-        WrongTypeError: a field is of the wrong kind.
-        ConfigError: a number below 1.
+        ConfigError: a field is out of its range.
     """
 
-    pictures: int = PICTURES
+    pictures: Count = PICTURES
     heartbeat: bool = True
 
     def __post_init__(self) -> None:
-        if not isinstance(self.pictures, int) or isinstance(self.pictures, bool):
-            raise kind_error("TuneOptions", "pictures", "be how many pictures are measured at most", self.pictures)
-        if self.pictures < 1:
-            raise field_error("TuneOptions", "pictures", "be at least 1", self.pictures, do="tune=False measures none")
-        if not isinstance(self.heartbeat, bool):
-            raise kind_error("TuneOptions", "heartbeat", "be True or False", self.heartbeat)
+        check_fields(self)
 
 
-def check_tune(tune: object) -> TuneOptions | None:
+def check_tune(tune: bool | int | TuneOptions | None) -> TuneOptions | None:
     """How `tune` lets pictures be measured; None if it does not. None, left out, does.
 
     Raises:
-        WrongTypeError: neither a bool nor a whole number nor options.
-        ConfigError: a number below 1.
+        ConfigError: it is neither a bool nor a number of at least 1 nor options.
     """
     if tune is None or tune is True:
         return TuneOptions()
     if tune is False or isinstance(tune, TuneOptions):
         return tune or None
-    if not isinstance(tune, int):
-        wanted = "be True, False, how many pictures are measured at most, or TuneOptions"
-        raise kind_error("enable", "tune", wanted, tune)
-    if tune < 1:
-        raise field_error("enable", "tune", "be at least 1 picture", tune, do="tune=False measures none")
+    check_value("enable", "tune", tune, MostPictures)
     return TuneOptions(pictures=tune)
-
-
-def check_audit(audit: object) -> None:
-    """Refuse a share that is none.
-
-    Raises:
-        WrongTypeError: no number.
-        ConfigError: outside of 0…1.
-    """
-    if not is_number(audit):
-        raise kind_error("enable", "audit", "be a share from 0 to 1", audit)
-    assert isinstance(audit, (int, float))
-    if not 0 <= audit <= 1:
-        raise field_error("enable", "audit", "be from 0 to 1", audit, do="0.01 is one call in 100")
 
 
 def is_off_by_environment() -> bool:

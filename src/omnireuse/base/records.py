@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError, StateError
 
 __all__ = ["AnyFloat", "Record", "as_text", "check_writable", "read_record", "record_of", "sealed", "write_text"]
@@ -141,10 +142,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         finally:
             beside.unlink(missing_ok=True)
     except OSError as error:
-        raise StateError(
-            f"{target}: cannot be written ({error.strerror}); "
-            f"{'the file that was there is untouched' if target.is_file() else 'nothing was left there'}"
-        ) from error
+        left = "the file that was there is untouched" if target.is_file() else "nothing was left there"
+        raise StateError(messages.NOT_WRITTEN, path=target, why=error.strerror, left=left) from error
 
 
 def check_writable(path: str | os.PathLike[str]) -> None:

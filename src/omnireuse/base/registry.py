@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import TypeVar
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError, StateError
 
 __all__ = ["Registry"]
@@ -33,10 +34,8 @@ class Registry(Mapping[str, T]):
         try:
             value: T = point.load()
         except Exception as error:
-            raise StateError(
-                f"{name!r} of the entry points {self.group!r} cannot be loaded from {point.value}: {error!r}; fix or "
-                f"uninstall {_package(point)}"
-            ) from error
+            place = f"{self.group!r} cannot be loaded from {point.value}"
+            raise StateError(messages.ENTRY_POINT, name=name, place=place, why=error, of=_package(point)) from error
         return value
 
     def __setitem__(self, name: str, value: T) -> None:

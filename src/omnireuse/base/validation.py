@@ -4,37 +4,44 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache, partial
 from operator import index
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import FunctionType, NoneType, UnionType
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from omnireuse.errors import ConfigError, OmniReuseError, StateError, WrongTypeError
+from omnireuse.errors import ConfigError, OmniReuseError, StateError, UnknownNameError, WrongTypeError
 
 __all__ = [
     "Count",
     "Factor",
     "Index",
+    "Order",
     "Positive",
+    "Range",
     "Several",
     "Share",
     "Tolerance",
     "Unlimited",
     "check_fields",
     "check_finite_list",
+    "check_value",
     "counted",
     "field_error",
+    "finite",
     "in_words",
     "is_number",
     "is_whole",
     "kind_error",
     "kind_of",
+    "look_up",
     "require_size",
+    "whole",
 ]
 
 
+T = TypeVar("T")
 _ABSENT = object()
 
 
@@ -72,54 +79,79 @@ def kind_of(value: object) -> str:
     return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"
 
 
-def _check(owner: object, field: str, must: str, fits: Callable[[Any], bool], do: str = "") -> None:
-    if not fits(getattr(owner, field)):
-        raise field_error(owner, field, must, do=do)
+class Range(NamedTuple):
+    """What the value of a type must be: in words, as a check, and what to do about another one."""
+
+    must: str
+    has: Callable[[Any], bool]
+    do: str = ""
 
 
-def _number(must: str, fits: Callable[[Any], bool], do: str = "") -> Callable[[object, str], None]:
-    return partial(_check, must=must, fits=lambda value: is_number(value) and fits(value), do=do)
+def finite(must: str, has: Callable[[Any], bool], do: str = "") -> Range:
+    """The range of a finite number."""
+    return Range(must, lambda value: is_number(value) and has(value), do)
 
 
-def _whole(least: int) -> Callable[[object, str], None]:
-    return partial(_check, must=f"be a whole number of at least {least}", fits=lambda value: is_whole(value, least))
+def whole(least: int) -> Range:
+    """The range of a whole number."""
+    return Range(f"be a whole number of at least {least}", partial(is_whole, least=least))
 
 
-# A field's type carries its range; `check_fields` reads it.
-Positive = Annotated[float, _number("be a finite number above 0", lambda value: value > 0)]
-Factor = Annotated[float, _number("be a finite number of at least 1", lambda value: value >= 1)]
-Share = Annotated[float, _number("be at least 0 and below 1", lambda value: 0 <= value < 1)]
+# A field's type carries its range; `check_fields` and `check_value` read it.
+Positive = Annotated[float, finite("be a finite number above 0", lambda x: x > 0)]
+Factor = Annotated[float, finite("be a finite number of at least 1", lambda x: x >= 1)]
+Share = Annotated[float, finite("be at least 0 and below 1", lambda x: 0 <= x < 1)]
 _NO_PERCENTAGE = "it is a share, not a percentage: 0.05 is 5 %"
-Tolerance = Annotated[Positive, _number("be below 1", lambda value: value < 1, _NO_PERCENTAGE)]
-Index = Annotated[int, _whole(0)]
-Count = Annotated[int, _whole(1)]
-Several = Annotated[int, _whole(2)]
-Unlimited = Annotated[int, _whole(-1)]
+Tolerance = Annotated[Positive, finite("be below 1", lambda x: x < 1, _NO_PERCENTAGE)]
+Index = Annotated[int, whole(0)]
+Count = Annotated[int, whole(1)]
+Several = Annotated[int, whole(2)]
+Order = Annotated[int, Range("be 1, 2 or 3", lambda x: is_whole(x, 1) and x <= 3, "0 is the forecaster 'hold'")]
+Unlimited = Annotated[int, whole(-1)]
 """A count, or -1 for no limit."""
 
 
 def check_fields(config: Any) -> None:
-    """Check the fields of a dataclass against their types.
+    """Check the fields of a dataclass against their types, as `check_value` does.
 
-    `bool` and `Literal[…]` are checked as they stand; `Annotated[type, check]` calls `check(config, field)`. None
-    passes if the type allows it. Other types are not checked.
-
-    Raises:
-        ConfigError: a field is out of its range.
+    A function in `Annotated[type, function]` is called with the dataclass and the name of the field.
     """
     kind: Any = type(config)
     for name, hint in _hints_of(kind).items():
-        value, is_union = getattr(config, name), get_origin(hint) in (Union, UnionType)
-        if value is None and is_union and NoneType in get_args(hint):
-            continue
-        for option in get_args(hint) if is_union else (hint,):
-            if option is bool and not isinstance(value, bool):
-                raise field_error(config, name, "be True or False")
-            if get_origin(option) is Literal and value not in get_args(option):
-                or_none = " or None" if is_union else ""
-                raise field_error(config, name, f"be one of {', '.join(map(repr, get_args(option)))}{or_none}")
-            for check in getattr(option, "__metadata__", ()):
-                check(config, name)
+        check_value(config, name, getattr(config, name), hint)
+
+
+def check_value(owner: object, field: str, value: object, kind: object) -> None:
+    """Check a value against a type or a `Range`.
+
+    Types that are checked are bool, `Literal[…]`, and `Annotated[type, …]` with a `Range` or a `Literal`. None passes
+    if the type allows it.
+
+    Raises:
+        UnknownNameError: it is none of the names.
+        ConfigError: it is out of its range.
+    """
+    options = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    if value is None and NoneType in options:
+        return
+    for option in options:
+        if option is bool and not isinstance(value, bool):
+            must = "be True, False or None" if NoneType in options else "be True or False"
+            raise field_error(owner, field, must, repr(value))
+        for check in (option, *getattr(option, "__metadata__", ())):
+            if get_origin(check) is Literal and value not in get_args(check):
+                raise UnknownNameError(field, value, get_args(check))
+            if isinstance(check, Range) and not check.has(value):
+                raise field_error(owner, field, check.must, repr(value), do=check.do)
+            if isinstance(check, FunctionType):
+                check(owner, field)
+
+
+def look_up(kind: str, name: str, table: Mapping[str, T], *, hint: str = "") -> T:
+    """The value of a name; else an UnknownNameError, with the nearest name."""
+    if name not in table:
+        raise UnknownNameError(kind, name, table, hint=hint)
+    return table[name]
 
 
 @cache

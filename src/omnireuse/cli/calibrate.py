@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from omnireuse import messages
 from omnireuse.base.records import check_writable
 from omnireuse.base.terminal import notes
 from omnireuse.cli.options import (
@@ -81,16 +82,10 @@ def run(
 
     for name in call or {}:
         if name in inspect.signature(calibration.calibrate).parameters and name != "num_inference_steps":
-            raise ConfigError(
-                f"calibrate(--call): {name} is an option of the search, not an argument of the pipeline; see omnireuse "
-                "calibrate --help"
-            )
+            raise ConfigError(messages.CALL_OPTION, name=name)
     check_writable(out)
     if out.exists() and not force:
-        raise ConfigError(
-            f"calibrate(--out {str(out)!r}): --out must be new, got a file that is there already; give another "
-            "name, or --force to write over it"
-        )
+        raise ConfigError(messages.OUT_EXISTS, out=str(out))
     source = pipeline_source("calibrate", model, pipeline)
     Source(given=source, device=device, dtype=dtype).check()
     profile = calibration.calibrate(

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from omnireuse import messages
 from omnireuse.base.terminal import be_quiet, be_verbose
 from omnireuse.errors import ConfigError
 
@@ -96,15 +97,9 @@ Call = Annotated[
 def pipeline_source(command: str, model: str | None, pipeline: str | None) -> str:
     """MODEL or --pipeline, whichever was given."""
     if (model is None) == (pipeline is None):
-        how = "must be given" if model is None else "cannot both be given"
-        raise ConfigError(
-            f"{command}: MODEL, a folder or an id, {'or' if model is None else 'and'} --pipeline {how}; see omnireuse "
-            f"{command} --help"
-        )
+        raise ConfigError(messages.MODEL_MISSING if model is None else messages.MODEL_TWICE, command=command)
     if pipeline is not None and ":" not in pipeline:
-        raise ConfigError(
-            f"{command}(--pipeline {pipeline!r}): must be PACKAGE:FUNCTION, such as my_package.models:load"
-        )
+        raise ConfigError(messages.PIPELINE_FUNCTION, command=command, pipeline=pipeline)
     return model or str(pipeline)
 
 

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from omnireuse import messages
 from omnireuse.base.validation import require_size
 from omnireuse.errors import ConfigError, StateError
 
@@ -99,20 +100,15 @@ class EncoderCacheManager:
         """
         num_tokens = self._num_tokens(request, input_id)
         request_id = request.request_id
+        given = (request_id, input_id)
         held = self._charged.get(request_id, {}).get(input_id)
         if held is not None:
             if held != num_tokens:
-                raise StateError(
-                    f"EncoderCacheManager.allocate({request_id!r}, {input_id}): input is held with {held} encoder "
-                    f"tokens, got {num_tokens}; free it before allocating it with another size"
-                )
+                raise StateError(messages.HELD_WITH_ANOTHER_SIZE, given=given, held=held, tokens=num_tokens)
             return
         if num_tokens > self._num_free_slots:
-            raise StateError(
-                f"EncoderCacheManager.allocate({request_id!r}, {input_id}): input must fit in the free slots, got "
-                f"{num_tokens} encoder tokens with {self._num_free_slots} of {self._cache_size} free; "
-                "ask can_allocate first"
-            )
+            free, size = self._num_free_slots, self._cache_size
+            raise StateError(messages.NO_FREE_SLOTS, given=given, tokens=num_tokens, free=free, size=size)
         self._charged.setdefault(request_id, {})[input_id] = num_tokens
         self._num_free_slots -= num_tokens
 
@@ -202,10 +198,7 @@ def compute_encoder_budget(model_config: Any, scheduler_config: Any, mm_registry
     modality, max_tokens = max(max_tokens_by_modality.items(), key=lambda item: item[1])
     max_batched = scheduler_config.max_num_batched_tokens
     if scheduler_config.disable_chunked_mm_input and max_tokens > max_batched:
-        raise ConfigError(
-            f"scheduler_config(max_num_batched_tokens={max_batched}): field must be at least {max_tokens}, the largest "
-            f"{modality} item, while disable_chunked_mm_input is set; raise it to {max_tokens} or allow chunking"
-        )
+        raise ConfigError(messages.ITEM_OVER_BATCH, got=max_batched, least=max_tokens, modality=modality)
     return (
         max(scheduler_config.max_num_encoder_input_tokens, max_tokens),
         max(scheduler_config.encoder_cache_size, max_tokens),

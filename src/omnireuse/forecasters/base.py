@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import _pytree as pytree
 
-from omnireuse.base.validation import field_error, is_whole
 from omnireuse.forecasters.gap import Gap
 from omnireuse.stores.trees import storage_bytes
 
@@ -23,7 +22,6 @@ __all__ = [
     "Forecaster",
     "Memory",
     "PolynomialMemory",
-    "check_order",
     "combine",
     "held_bytes",
     "lagrange_weights",
@@ -218,10 +216,3 @@ def lagrange_weights(nodes: Sequence[float], coordinate: float) -> list[float]:
                 weight *= (coordinate - other) / (here - other)
         weights.append(weight)
     return weights
-
-
-def check_order(owner: object, *, do: str = "") -> None:
-    """Raise unless the field `order` is 1, 2 or 3."""
-    order: Any = getattr(owner, "order", None)
-    if not is_whole(order, 1) or order > 3:
-        raise field_error(owner, "order", "be 1, 2 or 3", do=do)

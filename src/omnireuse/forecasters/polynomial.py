@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from omnireuse.forecasters.base import Forecaster, PolynomialMemory, check_order
+from omnireuse.base.validation import Order, check_fields
+from omnireuse.forecasters.base import Forecaster, PolynomialMemory
 
 __all__ = ["Polynomial"]
 
@@ -21,10 +22,10 @@ class Polynomial(Forecaster):
             are kept.
     """
 
-    order: int = 1
+    order: Order = 1
 
     def __post_init__(self) -> None:
-        check_order(self, do="order 0 is the forecaster 'hold'")
+        check_fields(self)
 
     def start(self, branch: int = 0) -> PolynomialMemory:
         return PolynomialMemory(self.order)

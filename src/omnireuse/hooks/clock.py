@@ -1,18 +1,16 @@
 """The clock of one sampling loop: which step a denoiser call belongs to, and whether it begins a run.
 
-A scheduler tells the steps: its `set_timesteps` announces a run, and its `step` ends a step. Without a scheduler the
-step that the pipeline gives to `cache_context` counts, or the user's `advance`. Timesteps are read only where nobody
-tells: which of the scheduler's steps a loop begins at or goes on with, and, in loops without a scheduler whose steps
-nobody ends, a step ends when a call comes with another timestep, or with other latents at an equal one.
+The scheduler tells the steps: its `set_timesteps` announces a run, and its `step` ends a step. Without a scheduler the
+step that the pipeline gives to `cache_context` counts. In a run that `expect` or a call of the pipeline announces, a
+step ends with `advance`, or when a call is given another timestep than the call before. No other call belongs to a run.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,12 +20,7 @@ from omnireuse.hooks.run import Run
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 
-__all__ = ["NAMES", "Asked", "Begin", "Clock", "StepHint", "StepsByTimestep", "timestep_of"]
-
-logger = logging.getLogger("omnireuse")
-
-_SCALE_TOLERANCE = 0.01
-"""Rounding of a scaled timestep in bfloat16 is 0.4 %."""
+__all__ = ["NAMES", "Asked", "Begin", "Clock", "StepHint", "timestep_of"]
 
 NAMES = ("timestep", "timesteps", "t", "sigma", "noise_level")
 """Names of the argument, the first found counts."""
@@ -78,14 +71,12 @@ class Begin:
         levels: noise level of each step; empty if unknown.
         scheduler: tells the steps; None if none does.
         completes: whether the run before is complete.
-        ends_step: whether the step before is over.
     """
 
     total: int | None
     levels: Sequence[NoiseLevel] = ()
     scheduler: Any = None
     completes: bool = False
-    ends_step: bool = False
 
 
 def reads_at_once(tensor: torch.Tensor) -> bool:
@@ -94,15 +85,16 @@ def reads_at_once(tensor: torch.Tensor) -> bool:
 
 
 class Timetable:
-    """A scheduler's timesteps, and which of them a loop hands on.
+    """A scheduler's timesteps, and which of them a loop hands on. Those of another shape than (steps,) tell no steps.
 
-    Args:
-        timesteps: of the scheduler, shape (steps,), or numbers; of another shape they tell no steps.
+    Attributes:
+        count: number of the scheduler's timesteps.
+        begin: the one at which the run begins.
     """
 
-    def __init__(self, timesteps: object) -> None:
-        found = torch.as_tensor(timesteps)
-        self._timesteps = found if found.ndim == 1 else found.new_empty(0)
+    def __init__(self, scheduler: Any) -> None:
+        found = torch.as_tensor(scheduler.timesteps)
+        self._scheduler, self._timesteps = scheduler, found if found.ndim == 1 else found.new_empty(0)
         self.count, self.begin = len(self._timesteps), 0
 
     @cached_property
@@ -110,38 +102,45 @@ class Timetable:
         """The timesteps. Cost: one read of the device, the first time."""
         return [float(each) for each in self._timesteps.tolist()]
 
-    def start(self, begin: int) -> dict[int, int]:
-        """Begin a run at a timestep; returns where the timestep of each of its steps lies in memory."""
-        self.begin, mine = begin, self._timesteps
+    def start(self, begin: int, total: int) -> Begin:
+        """A run that begins at a timestep, and has so many steps if there are as many."""
+        self.begin, levels = begin, noise_levels(self._scheduler)[begin:]
+        return Begin(total=total if 0 < total <= len(levels) else len(levels), levels=levels, scheduler=self._scheduler)
+
+    def addresses(self) -> dict[int, int]:
+        """Where the timestep of each step of the run lies in memory."""
+        mine = self._timesteps
         if type(mine) is not torch.Tensor or mine.is_meta or not mine.is_contiguous():
             return {}
-        return {step - begin: mine.data_ptr() + step * mine.element_size() for step in range(begin, self.count)}
+        return {at - self.begin: mine.data_ptr() + at * mine.element_size() for at in range(self.begin, self.count)}
 
     def entry(self, given: Any) -> int | None:
-        """The step whose timestep this is by its place in memory, as a loop over the timesteps gets it."""
+        """The place of this timestep, if it is one of these by its place in memory, as a loop over them gets it."""
         mine = self._timesteps
-        is_entry = type(given) is type(mine) is torch.Tensor and given.numel() and not any(given.stride())
-        if not is_entry or not mine.is_contiguous() or given.is_meta or given.device != mine.device:
+        if type(given) is not torch.Tensor or type(mine) is not torch.Tensor or not mine.is_contiguous():
+            return None
+        is_one = given.numel() == 1 or (given.numel() and not any(given.stride()))
+        if not is_one or given.is_meta or given.device != mine.device:
             return None
         if given.untyped_storage().data_ptr() != mine.untyped_storage().data_ptr():
             return None
-        place = given.storage_offset() - mine.storage_offset()
+        place = int(given.storage_offset() - mine.storage_offset())
         return place if 0 <= place < len(mine) else None
 
-    def read(self, given: Any) -> float | None:
-        """The value of a timestep; None if reading it would wait for a device."""
-        if not isinstance(given, torch.Tensor):
-            return float(given) if is_number(given) else None
-        if not given.numel() or given.is_meta:
-            return None
-        if reads_at_once(given):
-            return float(given.max())
+    def find(self, given: Any, near: int) -> int | None:
+        """The place of a timestep that the scheduler is handed, of equal ones the next from `near` on, else the last;
+        None if it is none of these, or reading it would wait for a device."""
         place = self.entry(given)
-        return None if place is None else self.values[place]
-
-    def places(self, value: float | None) -> list[int]:
-        """The steps with this timestep; solvers of second order have two of each."""
-        return [place for place, each in enumerate(self.values) if each == value]
+        if place is not None:
+            return near if place == near or self.values[place] == self.values[near] else place
+        if isinstance(given, torch.Tensor):
+            if not given.numel() or given.is_meta or not reads_at_once(given):
+                return None
+            given = given.max()
+        elif not is_number(given):
+            return None
+        places = [place for place, each in enumerate(self.values) if each == float(given)]
+        return next((place for place in places if place >= near), places[-1] if places else None)
 
 
 class Clock:
@@ -152,33 +151,30 @@ class Clock:
     """
 
     def __init__(self, *, in_call: bool) -> None:
-        self._in_call = in_call
+        self._in_call, self._is_announced = in_call, False
         self.scheduler: Any = None
         """Its timesteps were set, and its run has not begun."""
         self.hint = StepHint()
         """From the cache context that the pipeline has entered."""
-        self._by_timestep = StepsByTimestep()
         self.forget()
 
     def forget(self) -> None:
         """Forget the run."""
         self.scheduler = None
-        self._by_timestep.last = None
-        self._scheduler: Any = None
-        """Of the run under way."""
         self._table: Timetable | None = None
+        """Of the run under way."""
+        self._is_handed_on = False
+        """Whether the denoiser is given the scheduler's timesteps themselves."""
         self.due: Mapping[int, int] = {}
         """The address of each step's timestep."""
         self._hinted: int | None = None
-        self._calls_a_step: int | None = None
-        self._latents: tuple[torch.Tensor, int | None] | None = None
-        self._scale: float | None = None
-        self._agreed: set[int] = set()
+        self._time: float | None = None
+        """The timestep of the call before, in a run without a scheduler."""
 
     def announce(self) -> None:
         """Announce that the next call begins a run."""
         self.forget()
-        self._by_timestep.announce()
+        self._is_announced = True
 
     def move(
         self, run: Run | None, asked: Asked, *, is_watched: bool, expected: int | None, taken: object
@@ -193,8 +189,8 @@ class Clock:
             taken: how many of the scheduler's steps the pipeline's call says that it takes.
         """
         if self.scheduler is not None:
-            return self._scheduled(asked, taken if self._in_call else None)
-        if run is not None and not self._in_call and self._is_foreign(run, asked):
+            return self._scheduled(asked, taken if self._in_call and isinstance(taken, int) else 0)
+        if run is not None and self._is_foreign(run, asked):
             return None
         if run is not None and run.is_stepped:
             return 0
@@ -202,45 +198,18 @@ class Clock:
             return self._hinted_move(run, self.hint.step, expected, begins=not is_watched)
         if is_watched:
             return None if run is None else 0
-        return self._timed(run, asked, expected)
+        return self._announced(run, asked, expected)
 
-    def _scheduled(self, asked: Asked, taken: object) -> Begin:
-        scheduler = self.scheduler
-        table = Timetable(scheduler.timesteps)
+    def _scheduled(self, asked: Asked, taken: int) -> Begin:
+        scheduler, table = self.scheduler, Timetable(self.scheduler)
+        entry = table.entry(given_timestep(asked.module, asked.args, asked.kwargs))
+        self.forget()
+        self._table, self._is_handed_on, self._hinted = table, entry is not None, self.hint.step
         # Image-to-image starts in the middle of the timesteps, and some pipelines stop before their end.
         begin = getattr(scheduler, "begin_index", None)
-        if begin is None:
-            begin = self._first(table, asked, taken) if self._in_call else self._first_of_loop(table, asked)
-        self.forget()
-        self._scheduler, self._table, self._hinted = scheduler, table, self.hint.step
-        self.due = table.start(begin)
-        levels = noise_levels(scheduler)[begin:]
-        total = taken if isinstance(taken, int) and 0 < taken <= len(levels) else len(levels)
-        return Begin(total=total, levels=levels, scheduler=scheduler)
-
-    def _first(self, table: Timetable, asked: Asked, taken: object) -> int:
-        """The first step of a loop in the pipeline's call, whose scheduler was not told (DDIM is not)."""
-        count = table.count
-        if not isinstance(taken, int) or not 0 < taken < count:
-            return 0
-        now = timestep_of(asked.module, asked.args, asked.kwargs)
-        if table.values[count - taken] == now:
-            return count - taken
-        return next(iter(table.places(now)), 0)
-
-    def _first_of_loop(self, table: Timetable, asked: Asked) -> int:
-        """The first step of a user's own loop, which may go over a part of the timesteps."""
-        now, count = timestep_of(asked.module, asked.args, asked.kwargs), table.count
-        if now is None or not count:
-            return 0
-        # A loop of the last step alone is none: there, a scaled timestep happens to be an unscaled one.
-        places = [place for place in table.places(now) if place < count - 1]
-        if not places:
-            scaled = now * float(getattr(getattr(self.scheduler, "config", None), "num_train_timesteps", 1))
-            offs = [abs(each - scaled) for each in table.values]
-            nearest = min(range(count), key=offs.__getitem__)
-            places = [nearest] if offs[nearest] <= _SCALE_TOLERANCE / 2 * abs(scaled) and nearest < count - 1 else []
-        return next(iter(places), 0)
+        found = table.start((entry or 0) if begin is None else begin, taken)
+        self.due = table.addresses()
+        return found
 
     def _hinted_move(self, run: Run | None, now: int, expected: int | None, *, begins: bool) -> Begin | int | None:
         """By the named step; a step before the last one begins another run."""
@@ -257,77 +226,26 @@ class Clock:
         self._hinted = now
         return Begin(total=total, completes=True)
 
-    def _timed(self, run: Run | None, asked: Asked, expected: int | None) -> Begin | int | None:
-        now = timestep_of(asked.module, asked.args, asked.kwargs)
-        if now is None:
-            warn_without_timestep(type(unwrapped(asked.module)).__name__)
-            return None
-        place, latents = self._by_timestep.see(now), asked.latents
-        if run is not None and place == "same step":
-            if not self._is_called_again(run, asked) or self._is_same(latents):
-                return 0
-            place = "next step"
-        if run is not None and self._calls_a_step is None:
-            self._calls_a_step = run.calls
-        if run is None or place == "next run" or run.is_over(1):
-            self.forget()
-            self._by_timestep.last = now
-        self._latents = None if latents is None else (latents, _version(latents))
-        if self._calls_a_step is None:
-            return Begin(total=expected, ends_step=run is not None)
-        return 1
-
-    def _is_called_again(self, run: Run, asked: Asked) -> bool:
-        """True if the present step has had all the calls that a step has."""
-        if asked.branch is not None:
-            return run.branches[asked.denoiser, asked.branch] > 0
-        return self._calls_a_step is not None and run.calls >= self._calls_a_step
-
-    def _is_same(self, latents: torch.Tensor | None) -> bool:
-        """True if the step has begun with these latents. Cost: a read of the device if it is another tensor."""
-        if latents is None or self._latents is None:
-            return True
-        before, version = self._latents
-        if latents is before:
-            return _version(latents) == version
-        return latents.shape == before.shape and torch.equal(latents, before)
+    def _announced(self, run: Run | None, asked: Asked, expected: int | None) -> Begin | int | None:
+        before, self._time = self._time, timestep_of(asked.module, asked.args, asked.kwargs)
+        if run is None:
+            is_announced, self._is_announced = self._is_announced, False
+            return Begin(total=expected) if is_announced else None
+        if self._time == before:
+            return 0
+        return None if run.is_over(1) else 1
 
     def _is_foreign(self, run: Run, asked: Asked) -> bool:
-        """True if a call in a user's own loop has another timestep than the present step: a preview, say.
+        """True if a call in a user's own loop over the scheduler's timesteps is not given that of the present step: a
+        preview, say.
 
-        Known if the loop hands on the scheduler's timesteps, or a multiple of them. A call of the pipeline makes
-        previews in callbacks, which are named, so nobody asks for it there.
+        A call of the pipeline makes previews in callbacks, which are named, so nobody asks for it there.
         """
         table = self._table
-        if table is None or (index := table.begin + run.step) >= table.count:
+        if self._in_call or table is None or not self._is_handed_on or (at := table.begin + run.step) >= table.count:
             return False
-        given = given_timestep(asked.module, asked.args, asked.kwargs)
-        place = table.entry(given)
-        if place is not None:
-            return place != index and table.values[place] != table.values[index]
-        value = table.read(given)
-        if value is None or not (expected := table.values[index]):
-            return False
-        if not self._agreed:
-            self._scale = value / expected
-        if self._scale is None:
-            return False
-        tolerance = 0.0 if self._scale == 1 else _SCALE_TOLERANCE * abs(expected * self._scale)
-        if abs(value - expected * self._scale) <= tolerance:
-            self._agreed.add(index)
-            return False
-        if self._scale == 1 or len(self._agreed) > 1:
-            return True
-        self._scale = None
-        return False
-
-    def is_made_again(self, run: Run, timestep: object) -> bool:
-        """True if the scheduler is handed the timestep of the step that has just ended: it is stepped for each window.
-
-        Cost: as that of `moved_to`.
-        """
-        before = self._moved_from(run)
-        return before is not None and self._table is not None and self._table.read(timestep) == before
+        place = table.entry(given_timestep(asked.module, asked.args, asked.kwargs))
+        return place is None or (place != at and table.values[place] != table.values[at])
 
     def is_again(self, run: Run, held: Collection[str]) -> bool:
         """True if a call is given the time of the step before, though the scheduler's have gone on.
@@ -335,35 +253,29 @@ class Clock:
         Args:
             held: the inputs that are what they were at the step before, by name.
         """
-        return self._moved_from(run) is not None and any(name in held for name in NAMES)
-
-    def _moved_from(self, run: Run) -> float | None:
-        """The timestep of the step before, if the present one has another; None if it has not, or neither is known."""
         table = self._table
-        if table is None or not run.step or (index := table.begin + run.step) >= table.count:
-            return None
-        before, now = table.values[index - 1 : index + 1]
-        return before if before != now else None
+        if table is None or not run.step or (at := table.begin + run.step) >= table.count:
+            return False
+        return table.values[at - 1] != table.values[at] and any(name in held for name in NAMES)
 
-    def moved_to(self, run: Run, timestep: object) -> Begin | None:
-        """The run that begins at the step whose timestep the scheduler is handed; None if it is the present step's.
+    def ahead(self, run: Run, timestep: object) -> int:
+        """How far the step whose timestep the scheduler is handed lies behind the present one: 0 in a loop that goes
+        through the scheduler's timesteps, -1 if it is stepped again at the timestep of the step that has just ended.
 
         Cost: none in a loop over the scheduler's timesteps; a timestep of another tensor on a device is not read.
         """
         table = self._table
-        if table is None or (index := table.begin + run.step) >= table.count or table.entry(timestep) == index:
-            return None
-        value = table.read(timestep)
-        if value is None or table.values[index] == value:
-            return None
-        places = sorted(table.places(value), key=lambda place: (place < index, abs(place - index)))
-        if not places:
-            return None
-        end, begin = table.begin + (run.generation.total or 0), places[0]
-        self.due = table.start(begin)
-        levels = noise_levels(self._scheduler)[begin:]
-        total = end - begin if 0 < end - begin <= len(levels) else len(levels)
-        return Begin(total=total, levels=levels, scheduler=self._scheduler)
+        if table is None or (at := table.begin + run.step) >= table.count:
+            return 0
+        place = table.find(timestep, at)
+        return 0 if place is None else place - at
+
+    def jump(self, run: Run, ahead: int) -> Begin:
+        """The run that begins so many steps ahead."""
+        assert self._table is not None, "timesteps have shown it"
+        found = self._table.start(self._table.begin + run.step + ahead, (run.generation.total or 0) - run.step - ahead)
+        self.due = self._table.addresses()
+        return found
 
 
 def given_timestep(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -386,56 +298,3 @@ def timestep_of(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[st
     """
     given = given_timestep(module, args, kwargs)
     return float(given.max()) if isinstance(given, torch.Tensor) else None if given is None else float(given)
-
-
-@lru_cache(maxsize=256)
-def warn_without_timestep(model: str) -> None:
-    """Warn once for each class that nothing is reused, because its steps are not known."""
-    logger.warning(
-        "%s is called without a timestep (looked for %s), and no scheduler tells the steps: nothing is reused; "
-        "enable reuse on a pipeline with its scheduler, or name the argument in the signature of forward",
-        model,
-        ", ".join(NAMES),
-    )
-
-
-class StepsByTimestep:
-    """Steps and runs, told apart by the timesteps of the calls in one thread.
-
-    Within a run timesteps change in one direction, and a run begins when they jump back. They fall as a rule. The
-    first change after an announcement shows the direction. Without one, two changes in a row against the assumed
-    direction reverse it.
-    """
-
-    def __init__(self) -> None:
-        self.last: float | None = None
-        """Timestep of the last call; None before the first of a run."""
-        self._rises = False
-        self._is_announced = False
-        self._against = 0
-
-    def announce(self) -> None:
-        """Announce that the next call begins a run."""
-        self.last, self._is_announced = None, True
-
-    def see(self, now: float) -> Literal["same step", "next step", "next run"]:
-        """The place of a call with this timestep."""
-        before, self.last = self.last, now
-        if before is None:
-            return "next run"
-        if now == before:
-            return "same step"
-        if self._is_announced:
-            self._rises, self._is_announced = now > before, False
-        if (now > before) == self._rises:
-            self._against = 0
-            return "next step"
-        self._against += 1
-        if self._against == 2:
-            self._rises, self._against = not self._rises, 0
-        return "next run"
-
-
-def _version(tensor: torch.Tensor) -> int | None:
-    """The number of in-place changes of a tensor; None for one of inference mode, which counts none."""
-    return None if tensor.is_inference() else tensor._version

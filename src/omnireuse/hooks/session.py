@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from omnireuse.base.validation import field_error, is_whole
+from omnireuse import messages
+from omnireuse.base.validation import Count, check_value
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.callers import callbacks_aside, calling, pipeline_without_reuse
 from omnireuse.hooks.clock import Asked, Begin
-from omnireuse.hooks.denoisers import check_agreement, parameters_of, unwrapped
+from omnireuse.hooks.denoisers import check_agreement, model_name, parameters_of, unwrapped
 from omnireuse.hooks.extension import ByCalls, Extension, PipelineCall
 from omnireuse.hooks.interception import Handler, Interception, MethodCall, intercept
 from omnireuse.hooks.live import Live, Loop, Loops, SeveralOutputsError, StepRegion, end_step, next_step
@@ -181,8 +182,7 @@ class Session(Live):
         Raises:
             ConfigError: no whole number ≥ 1, nor None.
         """
-        if num_inference_steps is not None and not is_whole(num_inference_steps, 1):
-            raise field_error("expect", "num_inference_steps", "be a whole number ≥ 1 or None", num_inference_steps)
+        check_value("expect", "num_inference_steps", num_inference_steps, Count | None)
         self._refresh()
         self._end()
         self.loop.clock.announce()
@@ -286,6 +286,12 @@ class Session(Live):
             run = self._begin(found, () if asked.latents is None else tuple(asked.latents.shape))
             run.has_times = asked.has_times
             return run
+        if found is None and not is_watched:
+            self._said.say(
+                f"calls of {model_name(asked.module)} belong to no run that was announced, and are computed: call "
+                "handle.expect(num_inference_steps) before each generation, or name each step by "
+                "cache_context(name, step_index=...)"
+            )
         if run is None or found is None:
             return None
         for _ in range(found):
@@ -311,8 +317,6 @@ class Session(Live):
 
     def _begin(self, begin: Begin, shape: tuple[int, ...]) -> Run:
         loop = self.loop
-        if begin.ends_step and loop.run is not None:
-            next_step(loop.run)
         run, loop.run = loop.run, None
         self._drop(loop, run, begin.completes)
         start = RunStart(
@@ -338,10 +342,10 @@ class Session(Live):
             self._said.say(caution)
         return loop.run
 
-    def generation(self, strategy: Strategy, start: RunStart, samples: int = 1) -> Generation:
+    def generation(self, strategy: Strategy, start: RunStart) -> Generation:
         """The state of a run that begins, under a strategy, without observers."""
         made = Generation(strategy, start.levels, total=start.total, agreement=self._agreement, number=0)
-        made.outputs.said, made.samples = self._said, samples
+        made.outputs.said = self._said
         return made
 
     def _end(self, *, is_complete: bool = False) -> None:
@@ -359,7 +363,7 @@ class Session(Live):
             return
         generation = run.generation
         kept = run.kept_bytes if run.kind == "reuse" else 0
-        generation.finish()
+        run.finish()
         run.latents = None
         if run.kind == "uncounted":
             return
@@ -405,10 +409,7 @@ class Session(Live):
         parts.refresh_others(pipeline, anew=is_anew)
         if self.strategy.region == "step" and parts.scheduler is None:
             got = getattr(pipeline, "scheduler", None)
-            raise UnsupportedModelError(
-                f"Strategy(region='step'): {self._name}.scheduler must have set_timesteps and step, "
-                f"got {got!r}; use region='call', which needs no scheduler"
-            )
+            raise UnsupportedModelError(messages.NO_SCHEDULER, name=self._name, got=got)
         for model, cache in caches_on(parts.denoisers):
             but = f"a cache of diffusers ({cache}) is at work on {model}, too"
             self.emit(Unlike(but))

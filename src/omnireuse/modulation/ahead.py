@@ -41,7 +41,7 @@ WAYS: tuple[Callable[[torch.Tensor, torch.dtype], torch.Tensor], ...] = (
 
 
 class _Reached(BaseException):
-    """Ends a run of the denoiser on its way; no `Exception`, so that nobody handles it on the way."""
+    """Ends a run of the denoiser early. It is no `Exception`, so that no handler in the model catches it."""
 
     def __init__(self, found: object) -> None:
         self.found = found
@@ -65,12 +65,13 @@ class Ahead:
     def fill(self, call: Call, missing: Key) -> bool:
         """Make the rows of all steps that a missing one belongs to; False, counted, if its weights must come in for it
         alone."""
-        self._cache.schedules()
-        if self._picture != self._cache.pictures:
-            self._picture, self._tried = self._cache.pictures, []
+        schedules = self._cache.schedules
+        schedules.timesteps()
+        if self._picture != schedules.pictures:
+            self._picture, self._tried = schedules.pictures, []
         asked = [key for key in (*call.hits, *call.filled) if key.begin != missing.begin]
         is_made = False
-        # Behind a block that has begun otherwise there is too much to run.
+        # A row behind another block would take a run of that block.
         if missing.begin not in self._tried and not any(_path(key.table, call.denoiser)[1] for key in asked):
             self._tried.append(missing.begin)
             try:
@@ -105,7 +106,7 @@ class Ahead:
             steps.append({None: begin})
             self._tried.append(each.known.of(begin))
         words = "omnireuse: modulation of a new schedule"
-        for key in tqdm(chain, words, delay=1, leave=False, unit="layer", disable=self._cache.hides_bars):
+        for key in tqdm(chain, words, delay=1, leave=False, unit="layer", disable=self._cache.schedules.hides_bars):
             before = key.value.table if isinstance(key.value, Key) else None
             with self._cache.brought_in(key.table, missing.device):
                 for NOW.call, outputs in zip(calls, steps, strict=True):
@@ -123,7 +124,7 @@ class Ahead:
             return []
         values, places = given.unique(return_inverse=True)
         for ways in (self._ways, WAYS):  # several fit one step
-            for schedules in self._cache.schedules():
+            for schedules in self._cache.schedules.timesteps():
                 steps = {way: [way(each.to(given.device), given.dtype) for each in schedules] for way in ways}
                 if fit := {way: columns for way in ways if (columns := _columns(steps[way], values))}:
                     self._ways = (*fit,)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from omnireuse.base.validation import field_error
+from omnireuse.base.validation import check_value
 from omnireuse.hooks.denoisers import DENOISERS, denoisers_of
 from omnireuse.modulation.rows import Release, Rows
 from omnireuse.modulation.tables import Tables
@@ -22,7 +22,7 @@ __all__ = ["ModulationCache", "install_modulation_cache", "uninstall_modulation_
 
 logger = logging.getLogger("omnireuse")
 
-COUNTED = ("reused", "computed", "brought_in", "reads", "changed", "saved")
+COUNTED = ("reused", "computed", "computed_last", "brought_in", "reads", "changed", "saved")
 _FOLDER_BYTES = 16 << 30
 _installed: weakref.WeakSet[ModulationCache] = weakref.WeakSet()
 
@@ -68,7 +68,6 @@ class ModulationCache(Rows):
         }
         with self._lock:
             found |= {name: self._counts[name] for name in COUNTED}
-            found["computed_last"] = self._counts["computed"] - self._before
             found |= {f"bypassed_{reason}": number for reason, number in sorted(self._bypassed.items())}
         return found
 
@@ -94,7 +93,7 @@ class ModulationCache(Rows):
             each.forget()
 
     def close(self) -> None:
-        """Take everything away; weights that have left come back. Idempotent."""
+        """Remove handlers and rows, and bring back the weights that have left. Idempotent."""
         for each in self.tables:
             each.close()
         self.rows.clear()
@@ -131,14 +130,13 @@ def install_modulation_cache(
         ConfigError: a value out of range.
         UnsupportedModelError: no denoiser.
     """
-    if release not in (None, "cpu", "disk"):
-        raise field_error("install_modulation_cache", "release", 'be None, "cpu" or "disk"', repr(release))
+    check_value("install_modulation_cache", "release", release, Release)
     check_budget("install_modulation_cache", "max_bytes", max_bytes)
     denoisers = _denoisers(pipeline)
     if (present := _cache_on(denoisers)) is not None:
         if (release, max_bytes) != (present.release, present.max_bytes) or (outside and not present.outside):
             logger.warning("a modulation cache is already installed: %s; uninstall it first to change it", present)
-        present.join(pipeline)
+        present.schedules.join(pipeline)
         return present
     if isinstance(outside, (str, os.PathLike)):
         outside = DiskTier(outside, max_bytes=_FOLDER_BYTES)

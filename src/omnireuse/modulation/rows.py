@@ -23,7 +23,7 @@ from omnireuse.modulation.table import Table
 from omnireuse.stores.memory import MemoryStore
 from omnireuse.stores.tier import Tier, TieredStore
 
-__all__ = ["Release", "Rows", "StoredRow"]
+__all__ = ["Release", "Rows", "Schedules", "StoredRow"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -39,46 +39,32 @@ class StoredRow(NamedTuple):
     version: int
 
 
-class Rows:
-    """What the tables of a pipeline share.
+class Schedules:
+    """The schedules of the pipelines that share a cache; pipelines are held weakly.
 
     Attributes:
-        release: where weights go once every step of a schedule has its row; None if they stay.
-        max_bytes: most bytes of rows; None for as many as the weights have.
-        outside: the store or tier that keeps rows for other processes; None for none.
-        rows: the rows of all tables, the least recently used first out.
-        refused: why nothing is kept any more, in words; "" while the cache works.
         pictures: how often a schedule was seen to be set.
     """
 
-    def __init__(
-        self, pipeline: object, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
-    ) -> None:
+    def __init__(self) -> None:
         self._pipelines: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        self.join(pipeline)
-        self.release, self.max_bytes, self.outside, self.refused = release, max_bytes, outside, ""
-        self.rows: MemoryStore[StoredRow] = MemoryStore(max_bytes=max_bytes)
-        self._lock = threading.Lock()
-        self._counts, self._bypassed = Counter[str](), Counter[str]()
-        self._weight_bytes: dict[int, int] = {}
-        self._folder: Path | None = None
-        self.pictures = self._before = 0  # the latter: calls computed before the schedule of the last picture was set
-        self._schedules: list[list[torch.Tensor]] = []
+        self._latest: list[list[torch.Tensor]] = []
+        self.pictures = 0
 
     def join(self, pipeline: object) -> None:
-        """Know the schedulers of a pipeline, for as long as it lives."""
+        """Know the schedulers of a pipeline."""
         if hasattr(pipeline, "__weakref__"):
             self._pipelines[id(pipeline)] = pipeline
 
-    def schedules(self) -> list[list[torch.Tensor]]:
+    def timesteps(self) -> list[list[torch.Tensor]]:
         """The timesteps of each pipeline's schedulers. They are other objects for each picture."""
         found: list[list[torch.Tensor]] = []
         for pipeline in self._pipelines.values():
             timesteps = [getattr(getattr(pipeline, name, None), "timesteps", None) for name in SCHEDULERS]
             found.append([each for each in timesteps if isinstance(each, torch.Tensor)])
-        known, now = [*chain(*self._schedules)], [*chain(*found)]
+        known, now = [*chain(*self._latest)], [*chain(*found)]
         if len(known) != len(now) or any(map(operator.is_not, known, now)):
-            self._schedules, self._before = found, self._counts["computed"]
+            self._latest = found
             self.pictures += 1
         return found
 
@@ -88,11 +74,38 @@ class Rows:
         bars = [getattr(each, "_progress_bar_config", None) or {} for each in self._pipelines.values()]
         return any(each.get("disable") for each in bars)
 
+
+class Rows:
+    """What the tables of a pipeline share.
+
+    Attributes:
+        release: where weights go once every step of a schedule has its row; None if they stay.
+        max_bytes: most bytes of rows; None for as many as the weights have.
+        outside: the store or tier that keeps rows for other processes; None for none.
+        rows: the rows of all tables, the least recently used first out.
+        refused: why nothing is kept any more, in words; "" while the cache works.
+        schedules: of all pipelines that the cache serves.
+    """
+
+    def __init__(
+        self, pipeline: object, release: Release, max_bytes: int | None, outside: Tier | TieredStore | None
+    ) -> None:
+        self.schedules, self._picture = Schedules(), 0
+        self.schedules.join(pipeline)
+        self.release, self.max_bytes, self.outside, self.refused = release, max_bytes, outside, ""
+        self.rows: MemoryStore[StoredRow] = MemoryStore(max_bytes=max_bytes)
+        self._lock = threading.Lock()
+        self._counts, self._bypassed = Counter[str](), Counter[str]()
+        self._weight_bytes: dict[int, int] = {}
+        self._folder: Path | None = None
+
     def count(self, **numbers: int) -> None:
-        """Count so many more of each."""
+        """Add these numbers to the counters."""
         with self._lock:
-            self.schedules()
-            self._counts.update(numbers)
+            self.schedules.timesteps()
+            if self._picture != self.schedules.pictures:
+                self._picture, self._counts["computed_last"] = self.schedules.pictures, 0
+            self._counts.update(numbers, computed_last=numbers.get("computed", 0))
 
     @contextmanager
     def brought_in(self, table: Table, device: torch.device) -> Iterator[None]:
@@ -119,12 +132,7 @@ class Rows:
         logger.warning("modulation cache: nothing is kept: %s; the weights stay", reason)
 
     def limit_rows(self, tables: object, weight_bytes: int) -> None:
-        """Hold the rows below the weights that they stand for, and below `max_bytes`.
-
-        Args:
-            tables: of one denoiser.
-            weight_bytes: of their weights.
-        """
+        """Hold the rows below the weights of all tables, and below `max_bytes`; `weight_bytes` are of these tables."""
         with self._lock:
             self._weight_bytes[id(tables)] = weight_bytes
             weights = sum(self._weight_bytes.values())

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
-from omnireuse.base.validation import Count, Factor, Positive, Tolerance, check_fields, field_error
+from omnireuse.base.validation import Count, Factor, Positive, Tolerance, check_fields, finite
 from omnireuse.policies.base import StepView, ThresholdPolicy
 
 __all__ = ["ErrorControl"]
@@ -54,7 +54,7 @@ class ErrorControl(ThresholdPolicy):
 
     tolerance: Tolerance = 0.05
     max_gap: Count = 30
-    safety: Positive = 0.8
+    safety: Annotated[float, finite("be above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.8
     scale: Positive = 4.0
     growth: Factor = 4.0
 
@@ -63,8 +63,6 @@ class ErrorControl(ThresholdPolicy):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.safety > 1:
-            raise field_error(self, "safety", "be above 0 and at most 1")
 
     def measured(self, state: _Computed | None, view: StepView) -> float | None:
         """The tolerance at which this step would be reused."""

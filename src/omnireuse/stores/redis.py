@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from omnireuse.errors import ConfigError, MissingExtraError
+from omnireuse.base.validation import Positive, check_value, field_error
+from omnireuse.errors import MissingExtraError
 from omnireuse.stores.memory import check_budget
 from omnireuse.stores.tier import CircuitBreaker, Tier
 
@@ -46,8 +47,7 @@ class RedisTier(Tier):
             from redis.retry import Retry
         except ImportError as error:
             raise MissingExtraError("the Redis tier", "redis") from error
-        if not timeout_s > 0:
-            raise ConfigError.of_fields("RedisTier", {"timeout_s": str(timeout_s)}, "be above 0", str(timeout_s))
+        check_value("RedisTier", "timeout_s", timeout_s, Positive)
         self.max_value_bytes = check_budget("RedisTier", "max_value_bytes", max_value_bytes) or 0
         self._ttl_s = check_budget("RedisTier", "ttl_s", ttl_s)
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
@@ -57,9 +57,7 @@ class RedisTier(Tier):
                 url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s, retry=Retry(NoBackoff(), 0)
             )
         except ValueError as error:
-            raise ConfigError.of_fields(
-                "RedisTier", {"url": repr(url)}, f"be a Redis URL ({error})", repr(url)
-            ) from error
+            raise field_error("RedisTier", "url", f"be a Redis URL ({error})", repr(url)) from error
 
     def errors(self) -> tuple[type[Exception], ...]:
         """The errors of the client and of the network."""

@@ -14,7 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.base.validation import Count, Positive, check_value
+from omnireuse.errors import WrongTypeError
 from omnireuse.stores.codec import CorruptValueError, decode, encode
 
 __all__ = ["CircuitBreaker", "Tier", "TieredStore"]
@@ -34,10 +35,8 @@ class CircuitBreaker:
     def __init__(
         self, *, max_failures: int = 3, pause_s: float = 30.0, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        if max_failures < 1 or not pause_s > 0:
-            raise ConfigError(
-                f"CircuitBreaker(max_failures={max_failures}, pause_s={pause_s}): fields must be at least 1 and > 0"
-            )
+        check_value("CircuitBreaker", "max_failures", max_failures, Count)
+        check_value("CircuitBreaker", "pause_s", pause_s, Positive)
         self._max_failures, self._pause_s, self._clock = max_failures, pause_s, clock
         self._lock = threading.Lock()
         self._num_failures = 0

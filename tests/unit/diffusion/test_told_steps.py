@@ -13,14 +13,12 @@ import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
-from hypothesis import given
-from hypothesis import strategies as st
 
 import omnireuse
 from omnireuse import Blend, Polynomial, Spread, Steps
 from omnireuse.diffusion.cache.magcache import MagCacheConfig, apply_mag_cache_hook
 from omnireuse.diffusion.cache.teacache import TeaCacheConfig, apply_teacache_hook, register_extractor
-from omnireuse.hooks.clock import StepsByTimestep, timestep_of
+from omnireuse.hooks.clock import timestep_of
 from omnireuse.summary.prometheus import StepReuseCollector
 from tests.helpers.foreign import IDENTITY, Foreign, take_apart
 from tests.helpers.tiny import TINY
@@ -266,7 +264,7 @@ def test_the_timestep_is_found_wherever_it_is(name: str) -> None:
     with apply_teacache_hook(module, TeaCacheConfig(0.5, IDENTITY)) as handle:
         handle.expect(STEPS)
         reused = sample(module, call, DOWN)
-        # The next run begins where the timestep goes back.
+        handle.expect(STEPS)
         assert torch.equal(sample(module, call, DOWN), reused)
     assert [(event.run, event.step, event.total) for event in handle.events] == [
         (run, step, STEPS) for run in (1, 2) for step in range(STEPS)
@@ -294,45 +292,50 @@ def test_a_declared_model_is_served_by_position() -> None:
     assert torch.equal(run(), full)
 
 
-@pytest.mark.parametrize("announced", [True, False])
-def test_time_may_go_up(announced: bool) -> None:
+def test_a_run_that_nobody_announces_is_computed_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     kind, call = CALLS["t by name"]
-    module, up = made(kind), DOWN.flip(0)
-    with apply_teacache_hook(module, TeaCacheConfig(0.5, IDENTITY)) as handle:
-        for _ in range(3):
-            if announced:
-                handle.expect(STEPS)
-            sample(module, call, up)
-    whole = [(run, step) for run in (1, 2, 3) for step in range(STEPS)]
-    # Without a word, the first two steps go by until it is clear that this is one run.
-    late = [
-        (1, 0),
-        (2, 0),
-        *((3, step) for step in range(STEPS - 2)),
-        *((run, step) for run in (4, 5) for step in range(STEPS)),
-    ]
-    assert [(event.run, event.step) for event in handle.events] == (whole if announced else late)
-    assert any(event.reused for event in handle.events)
-
-
-def test_a_call_without_a_timestep_is_computed_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    class Untold(Foreign):
-        def forward(self, x: torch.Tensor, when: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-            return Foreign.forward(self, x, when, text)
-
-    module = made(Untold)
-    full = sample(module, lambda m, x, t: m(x, t, TEXT), DOWN)
+    module = made(kind)
+    full = sample(module, call, DOWN)
     with (
         caplog.at_level(logging.WARNING, "omnireuse"),
         apply_teacache_hook(module, TeaCacheConfig(0.5, IDENTITY)) as handle,
     ):
-        assert torch.equal(sample(module, lambda m, x, t: m(x, t, TEXT), DOWN), full)
-    assert handle.summary().calls_outside == STEPS
-    (record,) = [each for each in caplog.records if "without a timestep" in each.message]
-    assert (
-        "Untold is called without a timestep (looked for timestep, timesteps, t, sigma, noise_level)" in record.message
-    )
-    assert "nothing is reused" in record.message
+        for _ in range(2):
+            assert torch.equal(sample(module, call, DOWN), full)
+        assert handle.summary().calls_outside == 2 * STEPS
+        handle.expect(STEPS)
+        reused = sample(module, call, 0.5 * DOWN.flip(0))  # time may go up
+        assert torch.equal(sample(module, call, DOWN), full), "the announced run is over"
+    assert not torch.equal(reused, sample(module, call, 0.5 * DOWN.flip(0)))
+    assert [(event.run, event.step) for event in handle.events] == [(1, step) for step in range(STEPS)]
+    assert handle.summary().calls_outside == 3 * STEPS
+    assert caplog.text.count("call handle.expect(num_inference_steps) before each generation") == 1
+
+
+class Untold(Foreign):
+    def forward(self, x: torch.Tensor, when: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+        return Foreign.forward(self, x, when, text)
+
+
+@pytest.mark.parametrize("advances", [True, False])
+def test_steps_without_a_timestep_end_by_advance(advances: bool, caplog: pytest.LogCaptureFixture) -> None:
+    def call(module: Untold, x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        output = module(x, t, TEXT)
+        if advances:
+            handle.advance()
+        return output
+
+    module = made(Untold)
+    with (
+        caplog.at_level(logging.WARNING, "omnireuse"),
+        apply_teacache_hook(module, TeaCacheConfig(0.5, IDENTITY)) as handle,
+    ):
+        handle.expect(STEPS)
+        result = sample(module, call, DOWN)
+    assert handle.summary().computed_steps < STEPS
+    assert (handle.summary().reused_calls > 0) == advances
+    assert torch.equal(result, sample(module, lambda m, x, t: m(x, t, TEXT), DOWN)) == (not advances)
+    assert ("no step ended after 8 calls" in caplog.text) == (not advances)
 
 
 @pytest.mark.parametrize(
@@ -357,27 +360,3 @@ def test_a_timestep_is_a_number_of_any_kind(value: Any, expected: float | None) 
     assert timestep_of(module, (torch.ones(1), value), {}) == expected
     assert timestep_of(module, (torch.ones(1),), {"timestep": value}) == expected
     assert timestep_of(module, (), {"sigma": value, "hidden_states": torch.ones(1)}) == expected
-
-
-runs = st.lists(st.integers(2, 12), min_size=1, max_size=5)
-
-
-@given(runs, st.booleans())
-def test_announced_runs_are_told_apart_whichever_way_they_go(lengths: list[int], rise: bool) -> None:
-    steps, told = StepsByTimestep(), []
-    for length in lengths:
-        steps.announce()
-        for index in range(length):
-            at = float(index if rise else -index)
-            told += [steps.see(at), steps.see(at)]
-    expected: list[str] = []
-    for length in lengths:
-        expected += ["next run", "same step", *["next step", "same step"] * (length - 1)]
-    assert told == expected
-
-
-@given(runs)
-def test_unannounced_runs_that_go_down_are_told_apart(lengths: list[int]) -> None:
-    steps = StepsByTimestep()
-    told = [steps.see(float(-index)) for length in lengths for index in range(length)]
-    assert told == [word for length in lengths for word in ("next run", *["next step"] * (length - 1))]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import omnireuse
-from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.errors import ConfigError
 from tests.helpers.tiny import Tiny
 
 STEPS = 20
@@ -65,9 +65,9 @@ def test_an_audit_that_fails_leaves_the_picture(
     assert "was not audited" in caplog.text
 
 
-@pytest.mark.parametrize(("audit", "error"), [(-0.1, ConfigError), (1.5, ConfigError), ("all", WrongTypeError)])
-def test_a_share_is_from_0_to_1(flux: Tiny, audit: object, error: type[Exception]) -> None:
-    with pytest.raises(error, match="audit must be"):
+@pytest.mark.parametrize("audit", [-0.1, 1.5, "all"])
+def test_a_share_is_from_0_to_1(flux: Tiny, audit: object) -> None:
+    with pytest.raises(ConfigError, match="audit must be"):
         omnireuse.enable(flux.pipe, audit=audit)
 
 

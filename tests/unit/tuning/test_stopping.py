@@ -15,7 +15,7 @@ from diffusers import DDIMScheduler
 
 import omnireuse
 from omnireuse import TuneOptions
-from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.errors import ConfigError
 from tests.helpers.tiny import Tiny
 from tests.helpers.tiny import small_flux as tiny_flux
 from tests.helpers.tiny import stable_diffusion as tiny_sd
@@ -198,12 +198,9 @@ def test_the_heartbeat_has_the_arguments_of_the_last_step_and_can_be_turned_off(
         assert set(seen[STEPS:]) == ({(STEPS - 1, True)} if heartbeat else set())
 
 
-@pytest.mark.parametrize(
-    ("options", "error"),
-    [({"pictures": 0}, ConfigError), ({"pictures": True}, WrongTypeError), ({"heartbeat": 1}, WrongTypeError)],
-)
-def test_bad_options_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
+@pytest.mark.parametrize("options", [{"pictures": 0}, {"pictures": True}, {"heartbeat": 1}])
+def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
         TuneOptions(**options)
 
 

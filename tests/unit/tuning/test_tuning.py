@@ -18,7 +18,7 @@ from diffusers import DDIMScheduler, EulerAncestralDiscreteScheduler
 import omnireuse
 from omnireuse import Profile
 from omnireuse.arguments.tune import TuneOptions
-from omnireuse.errors import ConfigError, WrongTypeError
+from omnireuse.errors import ConfigError
 from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
 from tests.helpers.tiny import Tiny
@@ -328,8 +328,8 @@ def test_the_environment_turns_tuning_off(
     [
         ({"tune": 0}, ConfigError, "at least 1 picture"),
         ({"tune": -2}, ConfigError, "at least 1 picture"),
-        ({"tune": "yes"}, WrongTypeError, "tune must be True, False"),
-        ({"tune": 2.5}, WrongTypeError, "tune must be True, False"),
+        ({"tune": "yes"}, ConfigError, "tune must be True, False"),
+        ({"tune": 2.5}, ConfigError, "tune must be True, False"),
         ({"tune": True, "backend": "tea_cache"}, ConfigError, "backend has chosen"),
         ({"tune": 3, "policy": "fixed"}, ConfigError, "policy has chosen"),
         ({"tune": True, "profile": "profile.json"}, ConfigError, "profile has chosen"),

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_map_only
 
+from omnireuse import messages
 from omnireuse.core.prefix_cache.rows import Integers, Mask
 from omnireuse.errors import ConfigError, StateError, UnsupportedModelError, WrongTypeError
 
@@ -66,16 +67,11 @@ def rows_of(
 ) -> BatchRows:
     """Find the rows of every request in the batch."""
     if not isinstance(num_scheduled_tokens, Mapping):
-        raise WrongTypeError(
-            f"num_scheduled_tokens must map request ids to counts, got {type(num_scheduled_tokens).__name__}"
-        )
+        raise WrongTypeError(messages.TOKENS_NOT_MAPPED, kind=type(num_scheduled_tokens).__name__)
     table = getattr(input_batch, "block_table", None)
     groups = getattr(table, "block_tables", table)
     if isinstance(groups, Sized) and len(groups) > 1:
-        raise UnsupportedModelError(
-            f"input_batch.block_table: must have one KV cache group, got {len(groups)}: slots of several groups do not "
-            "name one row; turn the prefix cache off for hybrid models"
-        )
+        raise UnsupportedModelError(messages.SEVERAL_KV_GROUPS, groups=len(groups))
     req_ids = list(input_batch.req_id_to_index)
     indices_R = np.array(list(input_batch.req_id_to_index.values()), np.int64)
     counts_R = np.array([num_scheduled_tokens.get(req_id, 0) for req_id in req_ids], np.int64)
@@ -83,10 +79,7 @@ def rows_of(
     if int(indices_R.max(initial=-1)) >= len(starts):
         for index, req_id, count in zip(indices_R.tolist(), req_ids, counts_R.tolist(), strict=True):
             if count and index >= len(starts):
-                raise ConfigError(
-                    f"query_start_loc: must have an entry for every request, got {len(starts)} entries and request "
-                    f"{req_id!r} at index {index}"
-                )
+                raise ConfigError(messages.TOO_FEW_STARTS, entries=len(starts), request=req_id, index=index)
     starts_R = starts.take(indices_R, mode="clip") if len(starts) else indices_R
     return BatchRows(req_ids, indices_R, starts_R.astype(np.int64, copy=False) * (counts_R > 0), counts_R)
 

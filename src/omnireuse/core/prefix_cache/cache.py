@@ -5,25 +5,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
 
-from omnireuse.base.validation import require_size
+from omnireuse import messages
+from omnireuse.base.validation import Count, check_fields, require_size
 from omnireuse.core.prefix_cache import writer
 from omnireuse.core.prefix_cache.batch import BatchRows, blocks_of, cached_blocks, rows_of, split_over
 from omnireuse.core.prefix_cache.deferred import DeferredOutputs
 from omnireuse.core.prefix_cache.keys import CachedKeys, hidden_rows, key_name, uncached_rows
 from omnireuse.core.prefix_cache.pool import HIDDEN, PrefixHits, RowPool
 from omnireuse.core.prefix_cache.rows import Integers
-from omnireuse.errors import ConfigError, StateError, UnknownNameError, WrongTypeError
+from omnireuse.errors import StateError, WrongTypeError
 
 __all__ = ["OmniTensorPrefixCache", "PrefixCacheOptions"]
 
 logger = logging.getLogger("omnireuse.core.prefix_cache")
-
-ABSENT_POLICIES = ("raise", "miss", "zeros")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,23 +38,15 @@ class PrefixCacheOptions:
             bursts and holds more pinned memory.
     """
 
-    absent: str = "raise"
+    absent: Annotated[str, Literal["raise", "miss", "zeros"]] = "raise"
     mm_keys: Mapping[str, tuple[int, torch.dtype]] | None = None
-    max_pending_writes: int = 4
+    max_pending_writes: Count = 4
 
     def __post_init__(self) -> None:
-        if self.absent not in ABSENT_POLICIES:
-            raise UnknownNameError("policy for absent rows", self.absent, ABSENT_POLICIES)
-        if self.max_pending_writes < 1:
-            raise ConfigError(
-                f"PrefixCacheOptions(max_pending_writes={self.max_pending_writes}): field must be ≥ 1; "
-                "1 lets one step's copy overlap with the next step"
-            )
+        check_fields(self)
         for name, spec in (self.mm_keys or {}).items():
             if not (isinstance(spec, tuple) and len(spec) == 2 and isinstance(spec[1], torch.dtype)):
-                raise WrongTypeError(
-                    f"PrefixCacheOptions(mm_keys[{name!r}]={spec!r}): field must be (feature size, torch dtype)"
-                )
+                raise WrongTypeError(messages.NO_KEY_SPEC, name=name, spec=spec)
             require_size(f"PrefixCacheOptions(mm_keys[{name!r}]): feature size", spec[0], least=1)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from omnireuse import messages
 from omnireuse.core.prefix_cache import writer
 from omnireuse.core.prefix_cache.batch import blocks_of, slots_at
 from omnireuse.core.prefix_cache.keys import CachedKeys, key_name
@@ -65,10 +66,8 @@ class DeferredOutputs:
         rows_by_key = {key: self._keys.rows_of_request(key, value, rows) for key, value in outputs.items()}
         for key, new in rows_by_key.items():
             if key in staged and _kind(staged[key][0].rows) != _kind(new):
-                raise StateError(
-                    f"multimodal_outputs[{key!r}]: rows of a deferred key must stay {_kind(staged[key][0].rows)}, got "
-                    f"{_kind(new)} for request {req_id!r}"
-                )
+                held = _kind(staged[key][0].rows)
+                raise StateError(messages.KIND_OF_ROWS, key=key, held=held, got=_kind(new), request=req_id)
         positions_K = np.arange(start, start + rows.stop - rows.start)
         slots_K = slots_at(blocks_N, positions_K, self._pool.block_size)
         self._pool.check_blocks(slots_K[slots_K >= 0] // self._pool.block_size)

@@ -8,6 +8,7 @@ from typing import TypeGuard
 
 import torch
 
+from omnireuse import messages
 from omnireuse.core.prefix_cache.batch import has_token_rows
 from omnireuse.core.prefix_cache.pool import RowPool
 from omnireuse.core.prefix_cache.rows import RowStore
@@ -47,9 +48,7 @@ def hidden_rows(store: RowStore, hidden: torch.Tensor, on_cpu: torch.Tensor | No
     if on_cpu is None:
         return store.flat(hidden[:num_tokens])
     if on_cpu.device.type != "cpu" or not on_cpu.is_contiguous():
-        raise StateError(
-            f"hidden_states_cpu: must be contiguous on the CPU, got strides {on_cpu.stride()} on {on_cpu.device}"
-        )
+        raise StateError(messages.COPY_NOT_ON_CPU, strides=on_cpu.stride(), device=on_cpu.device)
     _check_rows("hidden_states_cpu", on_cpu, store.feature_shape, store.dtype, num_tokens)
     return store.flat(on_cpu[:num_tokens])
 
@@ -150,10 +149,8 @@ class CachedKeys:
     def rows_of_request(self, key: str, value: object, rows: slice) -> torch.Tensor:
         """Return one request's rows of a deferred key, which need not be cached yet; shaped as the model gave them."""
         if not isinstance(value, torch.Tensor) or value.ndim < 2 or value.shape[0] < rows.stop:
-            raise StateError(
-                f"{key_name(key)}: a deferred key must be a tensor with a row for each of {rows.stop} tokens, got "
-                f"{tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__}"
-            )
+            got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+            raise StateError(messages.DEFERRED_WITHOUT_ROWS, key=key_name(key), tokens=rows.stop, got=got)
         if key in self._keys:
             self.rows(key, value, rows.stop)
         return value[rows].detach()

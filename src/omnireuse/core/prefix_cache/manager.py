@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from omnireuse import messages
 from omnireuse.core.prefix_cache import writer
 from omnireuse.core.prefix_cache.batch import BatchRows, has_token_rows, split_over
 from omnireuse.core.prefix_cache.keys import TokenRows, hidden_rows, key_name, uncached_rows
@@ -151,15 +152,12 @@ class OmniPrefixCacheManager:
     def _blocks_of_hit(self, req_id: str, num_cached: int, block_ids: Any) -> Integers:
         where, size = f"prefix cache(request={req_id!r})", self._pool.block_size
         if num_cached % size:
-            raise StateError(
-                f"{where}: prefix hit not block aligned: it must be a multiple of {size} tokens, got {num_cached}"
-            )
+            raise StateError(messages.HIT_NOT_ALIGNED, where=where, size=size, got=num_cached)
         blocks = block_ids[0] if block_ids and not isinstance(block_ids[0], int) else block_ids
         num_blocks = num_cached // size
         if not blocks or len(blocks) < num_blocks:
-            raise StateError(
-                f"{where}: a prefix hit of {num_cached} tokens must name {num_blocks} blocks, got {len(blocks or ())}"
-            )
+            got = len(blocks or ())
+            raise StateError(messages.HIT_WITHOUT_BLOCKS, where=where, tokens=num_cached, blocks=num_blocks, got=got)
         return self._pool.check_blocks(np.array(blocks[:num_blocks], np.int64))
 
     def save_outputs(
@@ -186,10 +184,7 @@ class OmniPrefixCacheManager:
         batch = BatchRows(names, np.arange(len(names)), counts_R.cumsum() - counts_R, counts_R)
         slots = self._view.step_slots_cpu(names, self._scheduled) if num_tokens else torch.empty(0, dtype=torch.int64)
         if len(slots) != num_tokens:
-            raise StateError(
-                f"prefix cache: the slot mapping must cover the step's {num_tokens} tokens, got {len(slots)} slots; "
-                "the batch is not that of this step"
-            )
+            raise StateError(messages.SLOTS_OF_ANOTHER_STEP, tokens=num_tokens, slots=len(slots))
         self._pool.check_slots(slots.numpy())
         self._wait_for_room()
         rows, uncached = self._split(hidden_states, mm_outputs or {}, num_tokens, int(num_tokens_padded))
@@ -217,10 +212,7 @@ class OmniPrefixCacheManager:
         depth, seconds = self._config.staging_depth, self._config.staging_claim_timeout_s
         with self._changed:
             if not self._changed.wait_for(lambda: len(self._steps) < depth, seconds):
-                raise StateError(
-                    f"prefix cache: at most {depth} steps may wait for materialize or discard_step, and none was asked "
-                    f"for within {seconds:g} s: unconsumed step contexts (ids={sorted(self._steps)})"
-                )
+                raise StateError(messages.STEPS_UNCONSUMED, depth=depth, seconds=seconds, steps=sorted(self._steps))
 
     def _split(
         self, hidden: torch.Tensor | None, mm_outputs: Mapping[str, object], num_tokens: int, num_padded: int
@@ -313,10 +305,7 @@ class OmniPrefixCacheManager:
                 self._note_failure(step.written)  # waits for it
             self._check()
             if unknown := sorted(set(req_ids) - set(step.batch.req_ids)):
-                raise StateError(
-                    f"prefix cache(step={step_id}): requests outside the save snapshot: {unknown[:8]}; ask for those "
-                    "of the step, not of the batch as it is now"
-                )
+                raise StateError(messages.REQUESTS_NOT_SAVED, step=step_id, unknown=unknown[:8])
             if step.ready is not None:
                 step.ready.synchronize()
             with self._rows:
@@ -324,10 +313,7 @@ class OmniPrefixCacheManager:
                     self._merge(step, req_ids)
             assert step.merged is not None
             for req_id in step.absent.keys() & set(req_ids):
-                raise StateError(
-                    f"prefix cache(request={req_id!r}): every row of its prefix hit must be present, "
-                    f"{step.absent[req_id]} were never written; hidden states must be saved in every step"
-                )
+                raise StateError(messages.ROWS_NEVER_WRITTEN, request=req_id, missing=step.absent[req_id])
         finally:
             self._drop(step_id)
         outputs: dict[Any, dict[str, Any]] = {**step.merged}
@@ -348,19 +334,14 @@ class OmniPrefixCacheManager:
 
     def _check(self) -> None:
         if self._failure is not None:
-            raise StateError(
-                f"prefix cache: a write failed ({self._failure}), and rows are missing that the engine counts on; "
-                "restart it"
-            ) from self._failure
+            raise StateError(messages.WRITE_FAILED, error=self._failure) from self._failure
 
     def _take(self, step_id: int) -> _Step:
         with self._changed:
             step = self._steps.get(step_id)
             if step is None or step.is_taken:
-                raise StateError(
-                    f"prefix cache(step={step_id}): it must be a step that was saved and not asked for yet, one of "
-                    f"{sorted(n for n, each in self._steps.items() if not each.is_taken)}"
-                )
+                known = sorted(number for number, each in self._steps.items() if not each.is_taken)
+                raise StateError(messages.STEP_NOT_WAITING, step=step_id, known=known)
             step.is_taken = True
             return step
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from omnireuse import messages
 from omnireuse.core.prefix_cache.batch import BatchRows
 from omnireuse.core.prefix_cache.rows import Integers, Mask, MergeBuffers, RowStore
 from omnireuse.errors import StateError
@@ -149,10 +150,7 @@ class RowPool:
     def check_slots(self, slots_K: Integers) -> None:
         """Raise unless all slots lie in the pool."""
         if (slot := _outside(slots_K, self.num_blocks * self.block_size)) is not None:
-            raise StateError(
-                f"prefix cache: a slot must lie in [0, {self.num_blocks * self.block_size}) (or be −1, for padding), "
-                f"got {slot}; num_blocks and block_size must be the KV cache's"
-            )
+            raise StateError(messages.SLOT_OUTSIDE, slots=self.num_blocks * self.block_size, slot=slot)
 
     def note_lacking(self, name: str, num_rows: int, why: str) -> None:
         """Count rows of hits that their consumers do not get of an output, and say so once for each output."""
@@ -164,10 +162,7 @@ class RowPool:
         """Return the block ids as int64 if all lie in the pool."""
         blocks_N = block_ids if isinstance(block_ids, np.ndarray) else np.array(list(block_ids), np.int64)
         if (block := _outside(blocks_N, self.num_blocks)) is not None:
-            raise StateError(
-                f"prefix cache: a block id must lie in [0, {self.num_blocks}), got {block}; num_blocks must "
-                "be the KV cache's own"
-            )
+            raise StateError(messages.BLOCK_OUTSIDE, blocks=self.num_blocks, block=block)
         return blocks_N
 
     def merge(self, name: str, rows_KF: torch.Tensor, batch: BatchRows, hits: PrefixHits) -> dict[str, torch.Tensor]:
@@ -238,10 +233,7 @@ class RowPool:
             where = f"prefix cache(request={req_id!r}, key={name!r})"
             self.counters["absent_rows"] += num_absent
             if self._absent == "raise":
-                raise StateError(
-                    f"{where}: every cached row must be present, {why}; "
-                    "write the key for every token the engine may hit, or choose another PrefixCacheOptions(absent=…)"
-                )
+                raise StateError(messages.ROW_ABSENT, where=where, why=why)
             self.note_lacking(name, num_absent, f"{why}; answered as absent={self._absent!r} says")
             if self._absent == "miss":
                 self.counters["misses"] += 1

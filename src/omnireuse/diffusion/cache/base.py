@@ -9,7 +9,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.base.validation import field_error, is_whole, kind_error
+from omnireuse import messages
+from omnireuse.base.validation import Index, check_value, kind_error
 from omnireuse.errors import StateError
 from omnireuse.handle import Handle
 from omnireuse.named.options import DiffusionCacheConfig
@@ -65,10 +66,7 @@ class CacheBackend(ABC):
             StateError: the backend is enabled and does not implement this method.
         """
         if self.is_enabled():
-            raise StateError(
-                f"{type(self).__name__}.disable: this backend cannot restore the pipeline; implement disable in "
-                f"{type(self).__name__}, or load the pipeline anew"
-            )
+            raise StateError(messages.CANNOT_DISABLE, backend=type(self).__name__)
 
     def stats(self) -> dict[str, Any]:
         """Counters since `enable`; empty for a backend that counts nothing."""
@@ -123,9 +121,7 @@ class StepCacheBackend(CacheBackend):
     def enable(self, pipeline: Any) -> None:
         """Serve this pipeline from now on."""
         if self.enabled:
-            raise StateError(
-                f"{self!r} is enabled already; call disable(pipeline) before enabling it on a pipeline again"
-            )
+            raise StateError(messages.BACKEND_ENABLED, backend=self)
         opened = NamedCache(self.name, self.config).open(pipeline, self._group)
         self.handle = Handle(pipeline, opened, self._group)
         self._pipeline = pipeline
@@ -141,13 +137,8 @@ class StepCacheBackend(CacheBackend):
             ConfigError: the step count is below 0.
         """
         if self.handle is None or pipeline is not self._pipeline:
-            raise StateError(
-                f"{type(self).__name__}.refresh: this pipeline is not enabled; call enable(pipeline) first"
-            )
-        if not is_whole(num_inference_steps, 0):
-            raise field_error(
-                "refresh", "num_inference_steps", "be a whole number of at least 0", repr(num_inference_steps)
-            )
+            raise StateError(messages.NOT_ENABLED, backend=type(self).__name__)
+        check_value("refresh", "num_inference_steps", num_inference_steps, Index)
         self.handle.expect(num_inference_steps or self.config.num_inference_steps)
         if verbose:
             count = num_inference_steps or "an unknown number of"

@@ -8,8 +8,9 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from omnireuse import messages
 from omnireuse.base.environment import from_environment, switched_on
-from omnireuse.base.validation import field_error
+from omnireuse.base.validation import Count, check_value
 from omnireuse.errors import StateError, UnsupportedModelError, WrongTypeError
 from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
 from omnireuse.prompts.entry import CACHE_MISS as _CACHE_MISS
@@ -62,10 +63,7 @@ def install_prompt_embed_cache(
         WrongTypeError: no pipeline at all, but None.
     """
     if pipeline is None:
-        raise WrongTypeError(
-            "install_prompt_embed_cache(pipeline=None): pipeline must be an object with an encode_prompt, got None; "
-            "load the pipeline first"
-        )
+        raise WrongTypeError(messages.NO_PIPELINE)
     found = getattr(pipeline, "encode_prompt", None)
     if not callable(found):
         logger.warning(
@@ -75,10 +73,7 @@ def install_prompt_embed_cache(
         )
         return None
     if inspect.iscoroutinefunction(found):
-        raise UnsupportedModelError(
-            f"install_prompt_embed_cache(pipeline={type(pipeline).__name__}): encode_prompt must be a plain function, "
-            "got a coroutine function; install the cache on an object with the plain function that it calls"
-        )
+        raise UnsupportedModelError(messages.ENCODES_IN_COROUTINE, pipeline=type(pipeline).__name__)
     options = options or PromptCacheOptions()
     if max_bytes is not None:
         options = replace(options, max_bytes=max_bytes)
@@ -97,10 +92,7 @@ def install_prompt_embed_cache(
         pipeline.encode_prompt = wrapper
     except (AttributeError, TypeError) as error:
         name = type(pipeline).__name__
-        raise UnsupportedModelError(
-            f"install_prompt_embed_cache(pipeline={name}): pipeline must allow weak references and a new attribute "
-            f"encode_prompt, but {error}; give the class '__dict__' and '__weakref__' slots"
-        ) from error
+        raise UnsupportedModelError(messages.NO_WEAK_REFERENCE, pipeline=name, error=error) from error
     return wrapper.cache
 
 
@@ -117,10 +109,7 @@ def uninstall_prompt_embed_cache(pipeline: Any) -> bool:
             inner = getattr(inner, "__wrapped__", None) or getattr(inner, "func", None)
         if inner is None:
             return False
-        raise StateError(
-            f"uninstall_prompt_embed_cache(pipeline={type(pipeline).__name__}): encode_prompt was wrapped again after "
-            f"the installation; undo that first"
-        )
+        raise StateError(messages.WRAPPED_AGAIN, pipeline=type(pipeline).__name__)
     if found.original is None:
         del pipeline.encode_prompt
     else:
@@ -140,10 +129,7 @@ def bump_epoch(pipeline: Any) -> int:
     """
     found = getattr(pipeline, "encode_prompt", None)
     if not isinstance(found, CachedEncodePrompt):
-        raise StateError(
-            f"bump_epoch(pipeline={type(pipeline).__name__}): no prompt-embedding cache is installed; "
-            f"call install_prompt_embed_cache first"
-        )
+        raise StateError(messages.NO_PROMPT_CACHE, pipeline=type(pipeline).__name__)
     return found.bump()
 
 
@@ -157,8 +143,7 @@ def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int 
     Raises:
         ConfigError: ``max_size`` below 1.
     """
-    if max_size is not None and max_size < 1:
-        raise field_error("resolve_prompt_embed_cache_config", "max_size", "be at least 1", max_size)
+    check_value("resolve_prompt_embed_cache_config", "max_size", max_size, Count | None)
     is_on = switched_on(_SWITCH, otherwise=bool(enable))
     return is_on, from_environment(_SIZE, _positive, 32 if max_size is None else max_size, "a positive integer")
 

@@ -18,9 +18,10 @@ __all__ = ["apply_mag_cache_hook"]
 def apply_mag_cache_hook(
     module: torch.nn.Module, config: MagCacheConfig, *, group: dist.ProcessGroup | None = None
 ) -> Handle:
-    """MagCache on a denoiser without a pipeline. The timestep of a call tells the steps apart.
+    """MagCache on a denoiser without a pipeline. Calls of a step share a timestep, or `handle.advance` ends the step.
 
-    The first generation has `config.num_inference_steps`; `handle.expect(n)` announces another count.
+    The first generation has `config.num_inference_steps`; call `handle.expect(num_inference_steps)` before each other
+    one. One that is not announced is computed.
 
     Args:
         group: the ranks that share the forward's collectives; None if each rank runs its own model.

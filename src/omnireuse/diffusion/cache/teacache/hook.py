@@ -18,9 +18,9 @@ __all__ = ["apply_teacache_hook"]
 def apply_teacache_hook(
     module: torch.nn.Module, config: TeaCacheConfig, *, group: dist.ProcessGroup | None = None
 ) -> Handle:
-    """TeaCache on a denoiser without a pipeline. The timestep of a call tells the steps apart.
+    """TeaCache on a denoiser without a pipeline. Calls of a step share a timestep, or `handle.advance` ends the step.
 
-    `handle.expect(num_inference_steps)` before a generation lets the last step be known and computed.
+    Call `handle.expect(num_inference_steps)` before each generation; one that is not announced is computed.
 
     Args:
         group: the ranks that share the forward's collectives; None if each rank runs its own model.
