@@ -71,7 +71,7 @@ ROWS = (
     Row("lines of lab", 4_741, 4_500),
     Row("lines of engines", 8_448, 7_500),
     Row("callables", 87, 60),
-    Row("annotations Any", 400, 400),
+    Row("annotations Any", 352, 400),
     Row("large classes", 16, 5),
     Row("lines of raise", 347, 400),
     Row("names of two things", 0, 0),
