@@ -358,7 +358,7 @@ def end_step(run: Run, latents: torch.Tensor | None) -> bool:
 def next_step(run: Run) -> None:
     """The next call belongs to the next step."""
     run.step += 1
-    for each in run.generations:
+    for each in run.wave.generations:
         if each.index < run.step:  # region "step" has ended it by `use`
             each.advance()
     run.latents, run.calls = None, 0
@@ -487,7 +487,7 @@ class StepRegion(Region):
             self._computes = self._ask(call)
         if self._branches != run.branches:
             # Guidance that begins or ends changes the output: remembered values are of another kind then.
-            for each in run.generations:
+            for each in run.wave.generations:
                 each.is_of_new_kind = self._branches is not None
             self._branches = run.branches.copy()
         if self.stepper is not None and self._inner is None:
