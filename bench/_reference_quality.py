@@ -14,6 +14,7 @@ import torch
 
 import omnireuse
 from bench._common import Row, Rows
+from bench._editing_peers import Dropped, RegionWise, TextKept, Whole
 from bench._player import cache_in
 from bench._reference_figures import draw_edits
 from bench.harm import closeness
@@ -21,7 +22,6 @@ from omnireuse import EveryNth
 from omnireuse.errors import StateError
 from omnireuse.references import References
 from omnireuse.tuning.tuner import Tuner
-from omnireuse_lab.peers.editing import Dropped, RegionWise, TextKept, Whole
 from reference.drawing import Array
 from reference.edits.drawing import Drawer, draw_parts
 from reference.edits.evaluate import Examples, draw_examples, generate, judge

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Annotated
 
 from omnireuse.base.environment import switched_on
-from omnireuse.base.validation import Count, Range, check_fields, check_value, is_whole, number
+from omnireuse.base.validation import Count, Range, check_fields, check_value, finite, is_whole
 
 __all__ = ["PICTURES", "TURN_OFF", "TuneOptions", "check_tune", "is_off_by_environment", "why_untuned"]
 
@@ -22,7 +22,7 @@ TURN_OFF = f"off: tune=False, {SWITCH}=0"
 """How a user turns tuning off."""
 MostPictures = Annotated[int, Range("be True, False, TuneOptions, or at least 1 picture", partial(is_whole, least=1))]
 _ONE_IN_100 = "0.01 is one call in 100"
-Audited = Annotated[float, number("be a share from 0 to 1", lambda x: 0 <= x <= 1, _ONE_IN_100)]
+Audited = Annotated[float, finite("be a share from 0 to 1", lambda x: 0 <= x <= 1, _ONE_IN_100)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cache, partial
 from operator import index
 from types import FunctionType, NoneType, UnionType
-from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from omnireuse.errors import ConfigError, OmniReuseError, StateError, UnknownNameError, WrongTypeError
 
@@ -29,16 +29,19 @@ __all__ = [
     "check_value",
     "counted",
     "field_error",
+    "finite",
     "in_words",
     "is_number",
     "is_whole",
     "kind_error",
     "kind_of",
-    "number",
+    "look_up",
     "require_size",
+    "whole",
 ]
 
 
+T = TypeVar("T")
 _ABSENT = object()
 
 
@@ -84,26 +87,27 @@ class Range(NamedTuple):
     do: str = ""
 
 
-def number(must: str, has: Callable[[Any], bool], do: str = "") -> Range:
+def finite(must: str, has: Callable[[Any], bool], do: str = "") -> Range:
     """The range of a finite number."""
     return Range(must, lambda value: is_number(value) and has(value), do)
 
 
-def _whole(least: int) -> Range:
+def whole(least: int) -> Range:
+    """The range of a whole number."""
     return Range(f"be a whole number of at least {least}", partial(is_whole, least=least))
 
 
 # A field's type carries its range; `check_fields` and `check_value` read it.
-Positive = Annotated[float, number("be a finite number above 0", lambda x: x > 0)]
-Factor = Annotated[float, number("be a finite number of at least 1", lambda x: x >= 1)]
-Share = Annotated[float, number("be at least 0 and below 1", lambda x: 0 <= x < 1)]
+Positive = Annotated[float, finite("be a finite number above 0", lambda x: x > 0)]
+Factor = Annotated[float, finite("be a finite number of at least 1", lambda x: x >= 1)]
+Share = Annotated[float, finite("be at least 0 and below 1", lambda x: 0 <= x < 1)]
 _NO_PERCENTAGE = "it is a share, not a percentage: 0.05 is 5 %"
-Tolerance = Annotated[Positive, number("be below 1", lambda x: x < 1, _NO_PERCENTAGE)]
-Index = Annotated[int, _whole(0)]
-Count = Annotated[int, _whole(1)]
-Several = Annotated[int, _whole(2)]
+Tolerance = Annotated[Positive, finite("be below 1", lambda x: x < 1, _NO_PERCENTAGE)]
+Index = Annotated[int, whole(0)]
+Count = Annotated[int, whole(1)]
+Several = Annotated[int, whole(2)]
 Order = Annotated[int, Range("be 1, 2 or 3", lambda x: is_whole(x, 1) and x <= 3, "0 is the forecaster 'hold'")]
-Unlimited = Annotated[int, _whole(-1)]
+Unlimited = Annotated[int, whole(-1)]
 """A count, or -1 for no limit."""
 
 
@@ -118,8 +122,10 @@ def check_fields(config: Any) -> None:
 
 
 def check_value(owner: object, field: str, value: object, kind: object) -> None:
-    """Check a value against a type. `bool`, `Literal[…]`, and `Annotated[type, check]` with a `Range` or a `Literal`
-    are checked. None passes if the type allows it. Other types are not checked.
+    """Check a value against a type or a `Range`.
+
+    Types that are checked are bool, `Literal[…]`, and `Annotated[type, …]` with a `Range` or a `Literal`. None passes
+    if the type allows it.
 
     Raises:
         UnknownNameError: it is none of the names.
@@ -139,6 +145,13 @@ def check_value(owner: object, field: str, value: object, kind: object) -> None:
                 raise field_error(owner, field, check.must, repr(value), do=check.do)
             if isinstance(check, FunctionType):
                 check(owner, field)
+
+
+def look_up(kind: str, name: str, table: Mapping[str, T], *, hint: str = "") -> T:
+    """The value of a name; else an UnknownNameError, with the nearest name."""
+    if name not in table:
+        raise UnknownNameError(kind, name, table, hint=hint)
+    return table[name]
 
 
 @cache

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from itertools import count
 from typing import Any, TypeVar
 
@@ -16,8 +16,9 @@ import msgspec
 import torch
 from tqdm.auto import tqdm
 
-from omnireuse.base.validation import is_whole
-from omnireuse.calibration.runner import PipelineRunner, RunInFull
+from omnireuse import messages
+from omnireuse.base.validation import check_value, finite, whole
+from omnireuse.calibration.runs import PromptRuns
 from omnireuse.errors import ConfigError
 from omnireuse.hooks.denoisers import describe
 from omnireuse.named.measuring import measured
@@ -27,10 +28,12 @@ from omnireuse.planning.path import OutputProducts
 from omnireuse.planning.planner import Planner
 from omnireuse.policies.spread import Spread
 from omnireuse.profiles.conditions import watch_of
+from omnireuse.profiles.measurements import Measurements
 from omnireuse.profiles.origin import Origin
 from omnireuse.profiles.plan import Plan
 from omnireuse.profiles.profile import FEWEST_HELD_OUT, Profile
-from omnireuse.tuning.search import Candidate
+from omnireuse.tuning.budget import Budget
+from omnireuse.tuning.search import GivenSteps, closest
 from omnireuse.tuning.trials import MeasuredCall, finished
 
 __all__ = ["FIT_PROMPTS", "calibrate", "held_out_last", "number_searched"]
@@ -113,10 +116,10 @@ def calibrate(
     texts = held_out_last(list(prompts), for_search)
     budgets = _checked_budgets(computed_steps, total)
     for name, value, least in (("batch_size", batch_size, 1), ("fit_prompts", fit_prompts, 1), ("seed", seed, 0)):
-        _check_whole(name, value, least)
+        check_value("calibrate", name, value, whole(least))
     source = Source(given=pipeline, device=device, dtype=dtype)
     with tqdm(desc="loading", bar_format="{desc} [{elapsed}]", disable=not progress, file=sys.stderr) as bar:
-        runner = PipelineRunner(
+        runs = PromptRuns(
             source.load(),
             texts,
             call={"num_inference_steps": total, **call},
@@ -125,11 +128,11 @@ def calibrate(
             pictures=pictures,
             known=tuple(inspect.signature(calibrate).parameters),
         )
-        conditions, origin = watch_of(runner.pipeline).now(), Origin.of(runner.pipeline)
-        search = _Search(runner, bar, for_search, budgets, batch_size, fit_prompts)
+        conditions, origin = watch_of(runs.pipeline).now(), Origin.of(runs.pipeline)
+        search = _Search(runs, bar, for_search, budgets, batch_size, fit_prompts)
         unseen = len(texts) - for_search
         text = (
-            f"{describe(runner.pipeline)}; {total} steps, {for_search} prompts searched with, {unseen} held out, "
+            f"{describe(runs.pipeline)}; {total} steps, {for_search} prompts searched with, {unseen} held out, "
             f"at most {search.most_runs:.0f} full runs in all"
         )
         logger.info("calibrate: %s", text)
@@ -165,16 +168,14 @@ def calibrate(
         origin,
         command=f"omnireuse.calibrate(pipe, prompts, {', '.join(f'{name}={each!r}' for name, each in chosen.items())})",
         num_inference_steps=total,
-        coordinates=search.noises,
+        coordinates=runs.coordinates,
         call={name: repr(value) for name, value in call.items()},
         prompts_digest=hashlib.sha256("\0".join(texts).encode()).hexdigest()[:16],
         num_prompts=(for_search, unseen),
         seed=seed,
         cost_in_runs=round(search.cost, 1),
         complete=search.complete,
-        measured=measured(
-            [run.seen for run in search.searched], [run.seen for run in search.held_out], runner.blocks_unseen
-        ),
+        measured=search.measured,
         plans=search.plans,
     )
 
@@ -183,17 +184,17 @@ class _Search:
     """Full runs, the best plan for each budget by trials as tuning makes them, and its quality on other prompts.
 
     Args:
-        runner: of the pipeline and all prompts.
+        runs: of the pipeline and all prompts.
         bar: shows what is done, and its cost in full runs of one prompt.
         for_search: how many of the prompts, from the first, are searched with; the others are held out.
         budgets: numbers of computed steps, in rising order.
     """
 
     def __init__(
-        self, runner: PipelineRunner, bar: Any, for_search: int, budgets: list[int], batch_size: int, fit_prompts: int
+        self, runs: PromptRuns, bar: Any, for_search: int, budgets: list[int], batch_size: int, fit_prompts: int
     ) -> None:
-        self._runner, self._bar, self._budgets, self.cost = runner, bar, budgets, 0.0
-        number = len(runner.prompts)
+        self._runs, self._bar, self._budgets, self.cost = runs, bar, budgets, 0.0
+        number = len(runs.prompts)
         self._for_search, self._unseen = (
             [range(at, min(at + batch_size, end)) for at in range(start, end, batch_size)]
             for start, end in ((0, for_search), (for_search, number))
@@ -202,70 +203,68 @@ class _Search:
         """The calls that plans are tried on."""
         self._calls = list[MeasuredCall]()
         self._products = list[OutputProducts]()
-        self.searched, self.held_out = list[RunInFull](), list[RunInFull]()
         self.plans: dict[int, Plan] = {}
-        """The best so far for each budget."""
+        """The best for each budget so far."""
         self.complete = True
         trials = sum(budgets) + (len(GROWTHS) - 1) * budgets[0]
         judging = sum(budgets) * (number - for_search)
-        self.most_runs = number + (trials * self._tried[-1].stop + judging) / runner.steps
+        self.most_runs = number + (trials * self._tried[-1].stop + judging) / runs.steps
 
     @property
-    def noises(self) -> tuple[float, ...]:
-        """Noise fraction at each step."""
-        return self.searched[0].coordinates
+    def measured(self) -> Measurements:
+        """What the blocks have shown."""
+        searched, held_out = ([self._runs.seen[each] for each in those] for those in (self._for_search, self._unseen))
+        return measured(searched, held_out, self._runs.blocks_unseen)
 
     def run_in_full(self) -> None:
         """Run every prompt in full, and record the runs for the search."""
-        for batch in self._for_search:
-            run = self._runner.full_run(batch, record=True)
-            if run.full is not None:
-                self._products.append(run.full.products)
+        for batch in (*self._for_search, *self._unseen):
+            full = self._runs.full_run(batch, record=batch in self._for_search)
+            if full is not None:
+                self._products.append(full.products)
                 if batch in self._tried:
-                    self._calls.append(MeasuredCall(replay=batch, full=run.full))
-            self.searched.append(replace(run, full=None))
-            self._spend("full runs", len(batch))
-        for batch in self._unseen:
-            self.held_out.append(self._runner.full_run(batch))
+                    self._calls.append(MeasuredCall(replay=batch, full=full))
             self._spend("full runs", len(batch))
 
     def find_best(self) -> None:
         """Find the plan for each budget: the default's steps if no weights can be fitted."""
+        noises = self._runs.coordinates
         if len(self._products) < len(self._for_search):
             for budget in self._budgets:
-                steps = tuple(sorted(Spread(num_computed=budget).schedule(self._runner.steps, self.noises)))
+                steps = tuple(sorted(Spread(num_computed=budget).schedule(self._runs.steps, noises)))
                 self.plans[budget] = Plan(steps=steps, forecaster="blend", psnr=None, held_out=())
             return
-        products = OutputProducts.joined(self._products)
-        planners = {each: Planner(products, self.noises, fewest=self._budgets[0], growth=each) for each in GROWTHS}
         growths = GROWTHS
+        planners = {each: Planner(self._products, noises, fewest=self._budgets[0], growth=each) for each in growths}
         for budget in self._budgets:
-            tried: dict[tuple[int, ...], float] = {}
+            schedules: dict[tuple[int, ...], float] = {}
             for growth in growths:
-                tried.setdefault(planners[growth].best(budget), growth)
-            for steps in tried:
-                self._try(steps)
-            growths = (tried[self.plans[budget].steps],)
+                schedules.setdefault(planners[growth].best(budget), growth)
+            self.plans[budget] = found = self._closest(list(schedules))
+            growths = (schedules[found.steps],)
 
-    def _try(self, steps: tuple[int, ...]) -> None:
-        """Fit the weights of a schedule, and keep it if it is the best of its budget."""
-        budget, total, best = len(steps), self._runner.steps, self.plans.get(len(steps))
-        trial, is_split = Candidate.of_fit(steps, total), len({len(each.full.path.shares) for each in self._calls}) == 1
-        for number, (call, run) in enumerate(zip(self._calls, self.searched, strict=False)):
-            finished(trial.follow(call, self._runner, number=number, pictures=run.pictures, is_split=is_split))
-        psnr = statistics.fmean(trial.closeness)
-        if best is None or best.psnr is None or psnr > best.psnr:
-            best = self.plans[budget] = msgspec.structs.replace(trial.plan(closeness=tuple(trial.closeness)), psnr=psnr)
-        cost = len(trial.closeness) * trial.cost(self._calls)
-        self._spend(f"{budget} of {total} steps, best {best.psnr:.1f} dB", cost)
+    def _closest(self, schedules: list[tuple[int, ...]]) -> Plan:
+        """The plan whose pictures are closest on average, by trials of schedules with so many computed steps."""
+        *others, steps = schedules
+        budget = Budget(steps=steps, reuses=False, noises=self._runs.coordinates)
+        search = GivenSteps(budget, self._calls, others, self._tried[-1].stop, most_work=math.inf)
+        followed = 0
+        while (due := search.due(self._calls, is_whole=True)) is not None:
+            finished(due.make(self._runs))
+            before, followed = followed, sum(len(each.closeness) for each in search.others)
+            self._spend(f"{len(steps)} of {self._runs.steps} steps", (followed - before) * due.cost)
+        best = closest(search.others)
+        assert best is not None, "schedules were given"
+        plan = best.plan(closeness=tuple(best.closeness))
+        return msgspec.structs.replace(plan, psnr=statistics.fmean(best.closeness))
 
     def judge(self) -> None:
         """Score the best plans on the held-out prompts."""
         for budget, plan in list(self.plans.items()):
-            strategy, scores = plan.strategy(self.noises), list[float]()
-            for batch, run in zip(self._unseen, self.held_out, strict=True):
-                scores += self._runner.score(strategy, batch, run.pictures)
-                self._spend("held-out prompts", len(batch) * budget / self._runner.steps)
+            strategy, scores = plan.strategy(self._runs.coordinates), list[float]()
+            for batch in self._unseen:
+                scores += self._runs.score(strategy, batch)
+                self._spend("held-out prompts", len(batch) * budget / self._runs.steps)
             self.plans[budget] = msgspec.structs.replace(plan, held_out=tuple(scores))
 
     def _spend(self, doing: str, runs: float) -> None:
@@ -291,8 +290,7 @@ def number_searched(prompts: int, held_out: float) -> int:
     Raises:
         ConfigError: a share outside of (0, 1).
     """
-    if not isinstance(held_out, (int, float)) or not 0 < held_out < 1:
-        raise ConfigError(f"calibrate(held_out={held_out!r}): held_out must be a share above 0 and below 1")
+    check_value("calibrate", "held_out", held_out, finite("be a share above 0 and below 1", lambda x: 0 < x < 1))
     unseen = _number_held_out(prompts, held_out)
     if unseen < FEWEST_HELD_OUT:
         logger.warning(
@@ -316,13 +314,10 @@ def _number_held_out(prompts: int, held_out: float) -> int:
 def _checked_steps(steps: int | None, num_inference_steps: int | None, call: Mapping[str, Any]) -> int:
     refuse_reserved("calibrate", call)
     if steps is not None and num_inference_steps is not None and steps != num_inference_steps:
-        raise ConfigError(
-            f"calibrate(steps={steps!r}, num_inference_steps={num_inference_steps!r}): both say how many denoising "
-            "steps a run has; give one of them"
-        )
+        raise ConfigError(messages.STEPS_TWICE, steps=steps, other=num_inference_steps)
     name, given = ("num_inference_steps", num_inference_steps) if steps is None else ("steps", steps)
     found = STEPS if given is None else given
-    _check_whole(name, found, 4)
+    check_value("calibrate", name, found, whole(4))
     return found
 
 
@@ -334,13 +329,6 @@ def _checked_budgets(computed_steps: Iterable[int] | None, steps: int) -> list[i
     is_list = isinstance(given, Iterable) and not isinstance(given, str)
     budgets = list(given) if is_list else []
     if not budgets or not all(isinstance(number, int) and 2 <= number <= steps for number in budgets):
-        raise ConfigError(
-            f"calibrate(computed_steps={given!r:.60}): computed_steps must be a list of one or more budgets, each a "
-            f"whole number from 2 to steps={steps}; give {f'[{given}]' if isinstance(given, int) else 'a list'}"
-        )
+        write = f"[{given}]" if isinstance(given, int) else "a list"
+        raise ConfigError(messages.NO_BUDGETS, given=given, steps=steps, write=write)
     return sorted(set(budgets))
-
-
-def _check_whole(name: str, value: Any, least: int) -> None:
-    if not is_whole(value, least):
-        raise ConfigError(f"calibrate({name}={value!r}): {name} must be a whole number of at least {least}")

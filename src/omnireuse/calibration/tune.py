@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from tqdm.auto import tqdm
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.front import enable
 from omnireuse.handle import Handle
@@ -77,10 +78,7 @@ def tune(
     ):
         _refuse_untuned(handle)
         if target.is_of_results and len(prompts) < JUDGED:
-            raise ConfigError(
-                f"tune(prompts={list(prompts)!r:.60}): prompts must be at least {JUDGED} for a quality or a tolerance, "
-                f"got {len(prompts)}; some of them judge the plan, which is made from the others"
-            )
+            raise ConfigError(messages.TOO_FEW_PROMPTS, prompts=list(prompts), least=JUDGED, got=len(prompts))
         tuner = handle.extension(Tuner)
         assert tuner is not None, "the pipeline is tuned"
         tuner.measure_all()

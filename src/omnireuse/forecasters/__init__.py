@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omnireuse.base.registry import Registry
-from omnireuse.errors import UnknownNameError
+from omnireuse.base.validation import look_up
 from omnireuse.forecasters.base import Forecaster, Memory, combine
 from omnireuse.forecasters.blend import Blend
 from omnireuse.forecasters.fitted import Fitted
@@ -36,6 +36,4 @@ FORECASTERS: Registry[type[Forecaster]] = Registry(
 
 def forecaster_named(name: str) -> Forecaster:
     """The forecaster of that name with its defaults; an UnknownNameError names the nearest."""
-    if name not in FORECASTERS:
-        raise UnknownNameError("forecaster", name, FORECASTERS)
-    return FORECASTERS[name]()
+    return look_up("forecaster", name, FORECASTERS)()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse import messages
 from omnireuse.base.once import Once
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.callers import CALLERS, is_called_by
@@ -368,8 +369,9 @@ def end_step(run: Run, latents: torch.Tensor | None) -> bool:
 def next_step(run: Run) -> None:
     """The next call belongs to the next step."""
     run.step += 1
-    if run.generation.index < run.step:  # region "step" has ended it by `use`
-        run.generation.advance()
+    for each in run.wave.generations:
+        if each.index < run.step:  # region "step" has ended it by `use`
+            each.advance()
     run.latents, run.calls = None, 0
     run.orders.clear()
     run.branches.clear()
@@ -407,7 +409,7 @@ class StepRegion(Region):
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output; for reused samples the last one, whose values are not used."""
-        stepper = self.stepper or call.run.generation
+        stepper = self.stepper or call.run.stepper
         if call.run.calls == 1:
             self._first_call, self._computes = call, self._ask(call)
         elif self._first_call is not None and call.layout.conditions != self._first_call.layout.conditions:
@@ -417,7 +419,7 @@ class StepRegion(Region):
         if self._layouts and key not in self._placeholders:
             self._layouts.setdefault(own, next(iter(self._layouts.values())))
         layout, last = self._placeholders.get(key, (None, None))
-        is_left_out = not self._computes or bool(stepper.reused_samples)
+        is_left_out = not self._computes or bool(stepper.reused_rows)
         if is_left_out and layout != own:
             last = stepper.known(call.run.calls - 1, next((each.device for each in call.tensors), None))
             if last is None:
@@ -429,15 +431,12 @@ class StepRegion(Region):
                 self._placeholders[key] = own, last
         if is_left_out and not self._computes:
             return last
-        output = self._compute_without(call, stepper.reused_samples, last) if is_left_out else self._compute(call)
+        output = self._compute_without(call, stepper.reused_rows, last) if is_left_out else self._compute(call)
         kinds = kinds_of(call, output)
         if self.stepper is not None:
             self.stepper.see(call.denoiser, output, kinds)
         elif kinds > 1:
-            raise SeveralOutputsError(
-                f"Strategy(region='step'): {call.model} must return one kind of latents, got {kinds}, "
-                f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
-            )
+            raise SeveralOutputsError(messages.SEVERAL_OUTPUTS, model=call.model, kinds=kinds)
         self._placeholders[key] = own, output
         return output
 
@@ -446,22 +445,19 @@ class StepRegion(Region):
 
     def _ask(self, call: DenoiserCall) -> bool:
         """Whether the step is computed, for some samples at least."""
-        run, generation, strategy = call.run, call.run.generation, call.run.generation.strategy
+        run, strategy = call.run, call.run.generation.strategy
         if self.stepper is None and strategy.decides_by_sample:
             if self._shape is None:
                 # Guidance may have stacked its branches in one call: only the scheduler's call shows how many samples
                 # there are. The first step is computed, so it can wait for that.
                 return True
-            samples = self._shape[0] if self._shape[0] > 1 and self._may_divide(call, self._shape) else 1
-            if samples != generation.samples:
-                generation.finish()
-                generation.samples = samples
+            run.split(self._shape[0] if self._shape[0] > 1 and self._may_divide(call, self._shape) else 1)
         # Another expert forecasts another sample: outputs of the one before it are of another kind.
         layout = call.layout
         if layout not in self._layouts:
             self._layouts = {layout: layout}
         signal = None if strategy.chosen_signal == "none" else call.watched(strategy)
-        return (self.stepper or generation).computes(run.step, signal, kind=self._layouts[layout])
+        return (self.stepper or run.stepper).computes(run.step, signal, kind=self._layouts[layout])
 
     def _may_divide(self, call: DenoiserCall, shape: torch.Size) -> bool:
         """True if the rows of a call are the samples in their order, once for each branch that it was stacked for, and
@@ -479,7 +475,7 @@ class StepRegion(Region):
                 self._cuts.refuse(call, "its input is not the latents of the samples once for each branch")
         return self._cuts.allows(call, samples)
 
-    def _compute_without(self, call: DenoiserCall, reused: Sequence[int | None], last: object) -> Any:
+    def _compute_without(self, call: DenoiserCall, reused: Sequence[int], last: object) -> Any:
         shape, first = self._shape, self._first_call
         assert shape is not None, "samples are known"
         if self._may_divide(call, shape):
@@ -502,11 +498,12 @@ class StepRegion(Region):
             self._computes = self._ask(call)
         if self._branches != run.branches:
             # Guidance that begins or ends changes the output: remembered values are of another kind then.
-            generation.is_of_new_kind = self._branches is not None
+            for each in run.wave.generations:
+                each.is_of_new_kind = self._branches is not None
             self._branches = run.branches.copy()
         if self.stepper is not None and self._inner is None:
             generation.pass_by(replace(generation.decide(), reason="measuring"))
-        used = (self.stepper or generation).use(output if self._computes else None, sample, run.given)
+        used = (self.stepper or run.stepper).use(output if self._computes else None, sample, run.given)
         assert used is not None, "the loop of a pipeline always goes on"
         return used
 

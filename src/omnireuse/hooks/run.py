@@ -24,7 +24,8 @@ from omnireuse.loop.events import Choice
 from omnireuse.loop.generation import Generation, layout_of
 from omnireuse.loop.stepper import Stepper
 from omnireuse.loop.strategy import Strategy
-from omnireuse.noise.parametrization import NoiseLevel, told_level
+from omnireuse.loop.wave import Wave
+from omnireuse.noise.parametrization import NoiseLevel, level_of_sigma
 from omnireuse.noise.signals import filtered, grid_of
 
 __all__ = [
@@ -91,7 +92,9 @@ class Run:
     """One run of a pipeline: a generation, and the calls of its current step.
 
     Attributes:
-        generation: decides, and remembers.
+        generation: decides for its batch as a whole, and remembers.
+        wave: has the generations of rows that are decided on one by one.
+        stepper: what region "step" asks: the generation, or the wave.
         kind, references: as in `Chosen`.
         began: when, by `time.perf_counter`.
         region: takes its calls.
@@ -112,6 +115,8 @@ class Run:
 
     def __init__(self, generation: Generation, kind: str, region: Region, references: Any = None) -> None:
         self.generation, self.kind, self.region, self.references = generation, kind, region, references
+        self.stepper: Stepper = generation
+        self.wave = Wave([generation])
         self.step, self.began = 0, time.perf_counter()
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
@@ -124,6 +129,18 @@ class Run:
         self.conditions, self.changed_at = CallConditions(), 0
         self.windows, self.has_times = Windows(), False
         self._first_sigma: float | None = None
+
+    def split(self, rows: int) -> None:
+        """Let region "step" decide on each of so many rows; 1 decides for all together. What was remembered of another
+        number is dropped."""
+        if rows != self.wave.size:
+            self.finish()
+            self.wave.size, self.stepper = rows, self.wave if rows > 1 else self.generation
+
+    def finish(self) -> None:
+        """Drop what its generations remember."""
+        for each in self.wave.generations:
+            each.finish()
 
     def is_over(self, ahead: int = 0) -> bool:
         """True if all steps have ended, or will have after so many more. The generation is done with a step before
@@ -141,7 +158,8 @@ class Run:
         """Take the noise level of this step from `cache_context`, if the scheduler's algebra is not known."""
         if self._first_sigma is None:
             self._first_sigma = sigma
-        self.generation.call_at(told_level(sigma, self._first_sigma))
+        for each in self.wave.generations:
+            each.call_at(level_of_sigma(sigma, self._first_sigma))
 
     @property
     def is_reused_by_schedule(self) -> bool:
@@ -155,7 +173,7 @@ class Run:
         """Bytes of tensor storage that this run holds beyond what the pipeline holds itself."""
         leaves = pytree.tree_leaves(dict(self.region.held))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
-        return self.generation.kept_bytes + sum(tensor.nbytes for tensor in tensors)
+        return sum(each.kept_bytes for each in self.wave.generations) + sum(tensor.nbytes for tensor in tensors)
 
     def first_broken(self) -> int | None:
         """The step after which the latents were first NaN or infinite; None if they never were. Cost: one read."""
@@ -269,23 +287,18 @@ class DenoiserCall(MethodCall):
     options: Hashable
     layout: Layout
 
-    def ask(
-        self, samples: int | None, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1
-    ) -> list[Choice]:
-        """Decide whether each of so many samples of the batch is computed or reused; None decides for all together.
+    def ask(self, rows: int, *, layout: Hashable, signal: torch.Tensor | None, visit: int = 1) -> list[Choice]:
+        """Decide whether each of so many rows of the batch is computed or reused; 1 decides for all together.
 
         Args:
             signal: that of the whole batch.
             visit: which way through the block stack within this call, from 1; each has a history of its own.
         """
-        return self.run.generation.ask(
-            self.branch if visit == 1 else f"{self.branch}/{visit}",
-            denoiser=self.denoiser,
-            order=self.order,
-            samples=samples,
-            layout=layout,
-            signal=signal,
-        )
+        branch = self.branch if visit == 1 else f"{self.branch}/{visit}"
+        run, denoiser, order = self.run, self.denoiser, self.order
+        if rows > 1:
+            return run.wave.ask(rows, branch, denoiser=denoiser, order=order, layout=layout, signal=signal)
+        return [run.generation.decide(branch, denoiser=denoiser, order=order, layout=layout, signal=signal)]
 
     def make_with(self, arguments: Mapping[str, Any]) -> Any:
         """The denoiser's output for other values of its `arguments`, spelled as in this call."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from omnireuse import messages
 from omnireuse.base.validation import Count, check_value
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.callers import callbacks_aside, calling, pipeline_without_reuse
@@ -333,10 +334,10 @@ class Session(Live):
             self._said.say(caution)
         return loop.run
 
-    def generation(self, strategy: Strategy, start: RunStart, samples: int = 1) -> Generation:
+    def generation(self, strategy: Strategy, start: RunStart) -> Generation:
         """The state of a run that begins, under a strategy, without observers."""
         made = Generation(strategy, start.levels, total=start.total, agreement=self._agreement, number=0)
-        made.outputs.said, made.samples = self._said, samples
+        made.outputs.said = self._said
         return made
 
     def _end(self, *, is_complete: bool = False) -> None:
@@ -354,7 +355,7 @@ class Session(Live):
             return
         generation = run.generation
         kept = run.kept_bytes if run.kind == "reuse" else 0
-        generation.finish()
+        run.finish()
         run.latents = None
         if run.kind == "uncounted":
             return
@@ -401,10 +402,7 @@ class Session(Live):
             parts.refresh_others(pipeline)
         if self.strategy.region == "step" and parts.scheduler is None:
             got = getattr(pipeline, "scheduler", None)
-            raise UnsupportedModelError(
-                f"Strategy(region='step'): {self._name}.scheduler must have set_timesteps and step, "
-                f"got {got!r}; use region='call', which needs no scheduler"
-            )
+            raise UnsupportedModelError(messages.NO_SCHEDULER, name=self._name, got=got)
         for model, cache in caches_on(parts.denoisers):
             but = f"a cache of diffusers ({cache}) is at work on {model}, too"
             self.emit(Unlike(but))

@@ -36,7 +36,7 @@ class Choice:
     Attributes:
         reuse: forecast instead of computing.
         reason: "policy", "together", or the guard that made the step compute ("first", "last", "unprimed", …).
-        branch, denoiser, sample: its object; sample is a row of the batch, or None for all rows.
+        branch, denoiser: its object.
         view: the policy's knowledge.
         layout: of the inputs.
         is_changed: whether the layout differs from that of what is remembered, which is dropped then.
@@ -48,7 +48,6 @@ class Choice:
     reason: str
     branch: str
     denoiser: int
-    sample: int | None
     view: StepView
     layout: Hashable
     is_changed: bool

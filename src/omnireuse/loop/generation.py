@@ -1,8 +1,9 @@
 """One generation of one request: it decides at each step, forecasts missing outputs, and learns from computed ones.
 
 It knows nothing of pipelines, hooks or threads. `examples/own_loop.py` shows its life: `computes`, then `use`, at each
-step. Hosts that forecast each call of a step for itself put the same two questions for each call, `ask` and `answer`,
-and `advance` at the end of the step.
+step. Hosts that forecast each call of a step for itself put the same two questions for each call, `decide` and
+`answer`, and `advance` at the end of the step. A batch whose rows are decided on one by one has a generation for each
+row (`Wave`).
 """
 
 from __future__ import annotations
@@ -28,14 +29,9 @@ from omnireuse.loop.strategy import Strategy
 from omnireuse.noise.parametrization import NoiseLevel, Parametrization
 from omnireuse.policies.base import StepView
 
-__all__ = ["Emit", "Generation", "layout_of", "row_of"]
+__all__ = ["Emit", "Generation", "layout_of"]
 
 Emit = Callable[[Decision], None]
-
-
-def row_of(batch: torch.Tensor, row: int | None) -> torch.Tensor:
-    """One row, as a batch of one; all of them for None. A tensor of one row is that of every sample."""
-    return batch if row is None or batch.shape[0] == 1 else batch[row : row + 1]
 
 
 def layout_of(*values: object) -> tuple[tuple[tuple[int, ...], torch.dtype, torch.device], ...]:
@@ -98,19 +94,17 @@ class Generation(Stepper):
         """What this generation does in place of what was asked for, for the summary."""
         self.change: tuple[Hashable, Hashable] | None = None
         """The layouts before and after the latest change of one."""
-        self.samples = 1
-        """Rows of the batch that `computes` decides on one by one, if the strategy says so."""
+        self.sample: int | None = None
+        """The row of its batch that it serves, for its events; None if it serves all rows together."""
         self.is_of_new_kind = False
         """Whether this step's output is of another kind than those before, as when guidance begins or ends. A computed
         one starts the memory anew; a forecast is the last one that the old memory is used for."""
-        self.reused_samples = list[int | None]()
-        self._choices: list[Choice] = []
+        self._choice: Choice | None = None
         """Of the step that `computes` was asked for, until `use`."""
         self._move_to(0)
-        self._states: dict[tuple[int, str, int | None], BranchState] = {}
-        self._leads: dict[tuple[int, int], bool] = {}
-        """Decisions of the first branch of each denoiser and sample at this step: reused or not. One for a whole batch
-        is that of sample 0, which a batch of one is."""
+        self._states: dict[tuple[int, str], BranchState] = {}
+        self._leads: dict[int, bool] = {}
+        """Decisions of the first branch of each denoiser at this step: reused or not."""
         self._done: set[tuple[int, str]] = set()
         """Denoisers and branches whose choices were carried out at this step."""
 
@@ -127,14 +121,8 @@ class Generation(Stepper):
         """
         if step != self.index:
             raise StateError(f"step {step} is asked for although step {self.index} is due")
-        samples = self.samples if self.samples > 1 and self.strategy.decides_by_sample else None
-        watched = () if latents is None else layout_of(latents)
-        if samples is None:
-            self._choices, self.reused_samples = [self.decide(signal=latents, layout=(kind, *watched))], []
-            return not self._choices[0].reuse
-        self._choices = self.ask(samples=samples, layout=(kind, *watched), signal=latents)
-        self.reused_samples = [choice.sample for choice in self._choices if choice.reuse]
-        return len(self.reused_samples) < len(self._choices)
+        self._choice = self.decide(signal=latents, layout=(kind, *(() if latents is None else layout_of(latents))))
+        return not self._choice.reuse
 
     def use(
         self, output: torch.Tensor | None, latents: torch.Tensor, given: Mapping[str, Any] = NOTHING
@@ -144,68 +132,39 @@ class Generation(Stepper):
         Raises:
             StateError: `computes` was not asked for this step.
         """
-        choices, self._choices = self._choices, []
-        if not choices:
+        choice, self._choice = self._choice, None
+        if choice is None:
             raise StateError("Generation.use: the step must be asked for first; call computes(step, latents)")
-        if output is not None and all(choice.reuse for choice in choices):  # the host has computed all the same
-            choices = [replace(choice, reuse=False) for choice in choices]
-        used = self.answer(choices, None if output is None else [output], [latents])
+        if output is not None and choice.reuse:  # the host has computed all the same
+            choice = replace(choice, reuse=False)
+        used = self.answer(choice, None if output is None else [output], [latents])
         self.advance()
         return used[0]
 
-    def ask(
-        self, branch: str = "step", *, samples: int | None = None, signal: torch.Tensor | None = None, **given: Any
-    ) -> list[Choice]:
-        """Decide for each of so many samples of the batch, or for all of them together; the rest as in `decide`.
-
-        Args:
-            signal: of the whole batch. Branches that are stacked in it follow each other, each with all samples.
-        """
-        if samples is None:
-            return [self.decide(branch, signal=signal, **given)]
-        own = [signal if signal is None or len(signal) == 1 else signal[row::samples] for row in range(samples)]
-        return [self.decide(branch, sample=row, signal=each, **given) for row, each in enumerate(own)]
-
     def answer(
-        self,
-        choices: Sequence[Choice],
-        outputs: Sequence[torch.Tensor] | None,
-        samples: Sequence[torch.Tensor | None],
+        self, choice: Choice, outputs: Sequence[torch.Tensor] | None, samples: Sequence[torch.Tensor | None]
     ) -> Sequence[torch.Tensor]:
         """What stands for a branch's outputs at this step: forecasts, corrected outputs, or they themselves.
 
         Args:
-            choices: made at this step, for all samples of the batch or for one each.
-            outputs: of the model, shape (B, …); kept only as copies. Not looked at for samples that are reused.
+            choice: made at this step.
+            outputs: of the model; kept only as copies. Not looked at on a reuse.
             samples: what each output was computed from, or would have been: the latents.
-
-        Returns:
-            `outputs` if all of them are used as they are; new tensors if samples were decided on one by one. For one
-            sample, its own alone.
         """
-        parts = list[Sequence[torch.Tensor]]()
         is_of_new_kind, self.is_of_new_kind = self.is_of_new_kind, False
-        for choice in choices:
-            row = choice.sample
-            own = samples if row is None else [None if each is None else row_of(each, row) for each in samples]
-            if choice.reuse:
-                parts.append(self.predict_outputs(choice, own))
-            if is_of_new_kind:
-                self.forget(choice)
-            if choice.reuse:
-                continue
-            if outputs is None:
-                raise StateError(f"step {self.index} computes ({choice.reason}), and its output must be given")
-            given = outputs if row is None else [row_of(each, row) for each in outputs]
-            corrected = self.observe_outputs(choice, given, own)
-            parts.append(given if corrected is None else corrected)
-        if len(parts) == 1:
-            return parts[0]
-        return [torch.cat(each) for each in zip(*parts, strict=True)]
+        forecasts = self.predict_outputs(choice, samples) if choice.reuse else None
+        if is_of_new_kind:
+            self.forget(choice)
+        if forecasts is not None:
+            return forecasts
+        if outputs is None:
+            raise StateError(f"step {self.index} computes ({choice.reason}), and its output must be given")
+        corrected = self.observe_outputs(choice, outputs, samples)
+        return outputs if corrected is None else corrected
 
     def carry_out(self, choice: Choice, output: torch.Tensor | None, latents: torch.Tensor) -> torch.Tensor:
         """The solver's input for one choice of this step, as `answer` for one output."""
-        return self.answer([choice], None if output is None else [output], [latents])[0]
+        return self.answer(choice, None if output is None else [output], [latents])[0]
 
     def decide(
         self,
@@ -213,7 +172,6 @@ class Generation(Stepper):
         *,
         denoiser: int = 0,
         order: int = 0,
-        sample: int | None = None,
         layout: Hashable = None,
         signal: torch.Tensor | None = None,
     ) -> Choice:
@@ -223,7 +181,6 @@ class Generation(Stepper):
             branch: names the branch; what it remembers is its own.
             denoiser: number of the model, if there are several.
             order: place among the step's calls of the denoiser, from 0.
-            sample: row of the batch that is decided on; None for all of them together.
             layout: of the inputs (`layout_of`); a reuse needs the remembered one.
             signal: the tensor to watch; ignored if the strategy watches none.
 
@@ -233,8 +190,8 @@ class Generation(Stepper):
         Cost: one host synchronisation if the policy measures, and one all-reduce if ranks agree.
         """
         started, strategy, level = perf_counter(), self.strategy, self.level
-        state = self._states.get((denoiser, branch, sample)) or self._new_state(order)
-        leader = self._leads.get((denoiser, sample or 0)) if strategy.shared_cfg_decision else None
+        state = self._states.get((denoiser, branch)) or self._new_state(order)
+        leader = self._leads.get(denoiser) if strategy.shared_cfg_decision else None
         if leader is not None or strategy.chosen_signal == "none":
             signal = None
         view = StepView(
@@ -258,7 +215,6 @@ class Generation(Stepper):
             reason=reason,
             branch=branch,
             denoiser=denoiser,
-            sample=sample,
             view=view,
             layout=layout,
             is_changed=is_changed,
@@ -342,7 +298,7 @@ class Generation(Stepper):
     def advance(self) -> None:
         """End the step."""
         before = self.forecaster
-        if type(before).after_calls is not Forecaster.after_calls:
+        if self._done and type(before).after_calls is not Forecaster.after_calls:
             self.forecaster = before.after_calls(self.index, len(self._done))
         if self.forecaster is not before:
             self._states.clear()
@@ -384,6 +340,14 @@ class Generation(Stepper):
         """A generation that goes on independently; remembered tensors, which nobody writes to, are shared."""
         return self._transformed(lambda tensor: tensor)
 
+    def of_row(self, row: int) -> Generation:
+        """A generation for one row of this one's batch, which remembers nothing yet. What belongs to the run is shared:
+        plan, outputs, fallbacks, hooks."""
+        own = copy.copy(self)
+        own.sample, own._states, own._done, own._choice = row, {}, set(), None
+        own._leads = {} if row else self._leads  # a call of one row follows the first row
+        return own
+
     def to(self, device: torch.device | str) -> Generation:
         """A copy whose tensors are on a device. Inputs must move along: their layout is taken anew at the next
         computed step."""
@@ -404,7 +368,7 @@ class Generation(Stepper):
 
     def state_of(self, choice: Choice) -> BranchState:
         """The state that a choice is carried out on, without values of another layout."""
-        key = choice.denoiser, choice.branch, choice.sample
+        key = choice.denoiser, choice.branch
         state = self._states.get(key)
         if state is None:
             state = self._states[key] = self._new_state(choice.view.branch)
@@ -433,7 +397,7 @@ class Generation(Stepper):
         if choice.signal is not None and not (choice.reuse and policy.drift_since_computed):
             state.signal = choice.signal
         self._done.add((choice.denoiser, choice.branch))
-        self._leads.setdefault((choice.denoiser, choice.sample or 0), choice.reuse)
+        self._leads.setdefault(choice.denoiser, choice.reuse)
         if not self.hooks.all:
             return
         decision = Decision(
@@ -441,7 +405,7 @@ class Generation(Stepper):
             step=view.index,
             total=view.total,
             branch=choice.branch,
-            sample=choice.sample,
+            sample=self.sample,
             reused=choice.reuse,
             corrected=corrected,
             reason=choice.reason,

@@ -17,16 +17,16 @@ NOTHING: Mapping[str, Any] = MappingProxyType({})
 class Stepper(ABC):
     """Answers for each step of one loop whether it is computed, and what the solver gets. `stepped` asks both.
 
-    A generation, the recording of a full run and runs beside a recorded one are steppers. Hosts whose solver makes one
-    call a step ask by `stepped`. Region `step` of a pipeline asks at the step's first call of the denoiser, and gives
-    the scheduler what is used. Regions that forecast each call for itself ask a generation the same two questions of
-    each branch of guidance: `Generation.ask`, and `Generation.answer`.
+    A generation, a wave of them, the recording of a full run and runs beside a recorded one are steppers. Hosts whose
+    solver makes one call a step ask by `stepped`. Region `step` of a pipeline asks at the step's first call of the
+    denoiser, and gives the scheduler what is used. Regions that forecast each call for itself ask a generation the same
+    two questions of each branch of guidance: `Generation.decide`, and `Generation.answer`.
 
     Attributes:
-        reused_samples: rows of the batch that are forecast at a step that is computed for the others.
+        reused_rows: rows of the batch that are forecast at a step that is computed for others.
     """
 
-    reused_samples: Sequence[int | None] = ()
+    reused_rows: Sequence[int] = ()
 
     @abstractmethod
     def computes(self, step: int, latents: torch.Tensor | None, *, kind: Hashable = 0) -> bool:

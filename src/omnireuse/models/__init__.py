@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from omnireuse import messages
 from omnireuse.base.registry import Registry
-from omnireuse.errors import UnknownNameError, UnsupportedModelError
+from omnireuse.base.validation import look_up
+from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.regions.stack import BlockStack
 from omnireuse.models.declarations import STACKS
 
@@ -47,11 +49,6 @@ def block_stack_for(model: str, region: str = "blocks") -> BlockStack:
         UnknownNameError: a model without a declaration.
     """
     if model in UNSUPPORTED:
-        raise UnsupportedModelError(
-            f"region {region!r} cannot serve {model}: {UNSUPPORTED[model]}; use region 'step' or 'call'"
-        )
-    if model not in BLOCK_STACKS:
-        raise UnknownNameError(
-            f"model for region {region!r}", model, BLOCK_STACKS, hint="regions 'step' and 'call' serve any denoiser"
-        )
-    return BLOCK_STACKS[model]
+        raise UnsupportedModelError(messages.REGION_UNSUPPORTED, region=region, model=model, why=UNSUPPORTED[model])
+    hint = "regions 'step' and 'call' serve any denoiser"
+    return look_up(f"model for region {region!r}", model, BLOCK_STACKS, hint=hint)

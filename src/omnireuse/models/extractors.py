@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from omnireuse.base.validation import kind_error
-from omnireuse.errors import ConfigError, OmniReuseError, StateError, UnknownNameError, WrongTypeError
+from omnireuse.base.validation import kind_error, look_up
+from omnireuse.errors import ConfigError, OmniReuseError, StateError, WrongTypeError
 from omnireuse.hooks.denoisers import model_name
 from omnireuse.hooks.regions.stack import StackPass
 from omnireuse.hooks.run import DenoiserCall, Region
@@ -88,19 +88,15 @@ class CacheContext:
             StateError: they return anything but hidden, (hidden,) or (hidden, encoder).
         """
         given = self.run_transformer_blocks()
-        streams = tuple(given) if isinstance(given, (tuple, list)) else (given,)
-        hidden, encoder = (*streams, None)[:2] if 1 <= len(streams) <= 2 else (None, None)
-        if not isinstance(hidden, torch.Tensor) or not isinstance(encoder, (torch.Tensor, type(None))):
-            shown = f"({', '.join(type(each).__name__ for each in streams)})"
-            raise StateError(
-                "CacheContext.run_transformer_blocks must return hidden states, alone or followed by encoder states, "
-                f"as tensors; got {shown}"
-            )
-        if encoder is not None and self.encoder_hidden_states is None:
-            raise StateError(
-                "CacheContext.run_transformer_blocks returned encoder states, but encoder_hidden_states is None; set "
-                "it to the encoder states before the blocks, or return the hidden states alone"
-            )
+        streams: tuple[Any, ...] = tuple(given) if isinstance(given, (tuple, list)) else (given,)
+        kinds = f"({', '.join(type(each).__name__ for each in streams)})"
+        hidden, encoder = (*streams, None, None)[:2]
+        are_streams = (
+            isinstance(hidden, torch.Tensor) and isinstance(encoder, torch.Tensor | None) and len(streams) <= 2
+        )
+        _check(are_streams, _BLOCKS, "return tensors: hidden states, then encoder states or none", kinds, StateError)
+        is_asked = encoder is None or self.encoder_hidden_states is not None
+        _check(is_asked, _BLOCKS, "return encoder states only if encoder_hidden_states is set", kinds, StateError)
         return hidden, encoder
 
     def _try_callables(self) -> None:
@@ -111,11 +107,11 @@ class CacheContext:
             raise
         except Exception as error:
             raise StateError(f"CacheContext: a callable failed its test: {error}") from error
-        if hidden.shape != self.hidden_states.shape:
-            raise StateError(
-                "CacheContext.run_transformer_blocks must keep the shape of hidden_states, "
-                f"{tuple(self.hidden_states.shape)}, got {tuple(hidden.shape)}"
-            )
+        must = f"keep the shape of hidden_states, {tuple(self.hidden_states.shape)}"
+        _check(hidden.shape == self.hidden_states.shape, _BLOCKS, must, tuple(hidden.shape), StateError)
+
+
+_BLOCKS = "run_transformer_blocks"
 
 
 def _check(holds: bool, name: str, must: str, got: object, error: type[OmniReuseError] = ConfigError) -> None:
@@ -148,11 +144,7 @@ def get_extractor(transformer_type: str) -> Extractor:
     Raises:
         UnknownNameError: there is none; the error names the known ones.
     """
-    if transformer_type not in _EXTRACTORS:
-        raise UnknownNameError(
-            "transformer type", transformer_type, _EXTRACTORS, hint="register_extractor(name, fn) adds one"
-        )
-    return _EXTRACTORS[transformer_type]
+    return look_up("transformer type", transformer_type, _EXTRACTORS, hint="register_extractor(name, fn) adds one")
 
 
 def has_extractor(transformer_type: str) -> bool:

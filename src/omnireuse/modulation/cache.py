@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from omnireuse.base.validation import field_error
+from omnireuse.base.validation import check_value
 from omnireuse.hooks.denoisers import DENOISERS, denoisers_of
 from omnireuse.modulation.rows import Release, Rows
 from omnireuse.modulation.tables import Tables
@@ -93,7 +93,7 @@ class ModulationCache(Rows):
             each.forget()
 
     def close(self) -> None:
-        """Take everything away; weights that have left come back. Idempotent."""
+        """Remove handlers and rows, and bring back the weights that have left. Idempotent."""
         for each in self.tables:
             each.close()
         self.rows.clear()
@@ -130,8 +130,7 @@ def install_modulation_cache(
         ConfigError: a value out of range.
         UnsupportedModelError: no denoiser.
     """
-    if release not in (None, "cpu", "disk"):
-        raise field_error("install_modulation_cache", "release", 'be None, "cpu" or "disk"', repr(release))
+    check_value("install_modulation_cache", "release", release, Release)
     check_budget("install_modulation_cache", "max_bytes", max_bytes)
     denoisers = _denoisers(pipeline)
     if (present := _cache_on(denoisers)) is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from omnireuse.base.weights import plain_tensors, sampled
+from omnireuse.fingerprints.checksums import checksums
+from omnireuse.fingerprints.tensors import plain_tensors, sampled
+from omnireuse.fingerprints.watch import Watch
 
 __all__ = ["Weights", "contents"]
 
@@ -33,7 +34,7 @@ class Weights:
         self.away: list[torch.Tensor] = []
         self.are_hidden = self.is_in = False
         self._offsets: list[int] = []
-        self._stamp = self._look()
+        self.note()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -63,43 +64,29 @@ class Weights:
             for each in self.parameters
         )
 
-    def _look(self) -> tuple[Sequence[Any], ...]:
-        own = vars(self._module)
-        tensors = [
-            each
-            for name in ("_parameters", "_buffers")
-            for each in own[name].values()
-            if isinstance(each, torch.Tensor)
-        ]
-        with torch._C.DisableTorchFunction():
-            versions = [None if each.is_inference() else each._version for each in tensors]
-            addresses = [None if each.device.type == "meta" else _address(each) for each in tensors]
-        others = [value for name, value in own.items() if name not in _NO_STATE and not isinstance(value, dict)]
-        return [*tensors, *others, type(self._module)], versions, addresses
-
     @property
     def are_as_they_were(self) -> bool:
-        """Whether all is the same object, at the same version and address. Cost: a few microseconds."""
-        things, versions, addresses = self._look()
-        was, *numbers = self._stamp
-        if numbers != [versions, addresses] or len(was) != len(things):
-            return False
-        return all(one is other for one, other in zip(was, things, strict=True))
+        """Whether all is as it was when it was noted. Cost: a few microseconds."""
+        return self._watch.holds()
 
     @property
     def were_written(self) -> bool:
-        """Whether a tensor that was there before has a new version."""
-        (was, versions, _), (now, new, _) = self._stamp, self._look()
-        return any(one is two and v != w for one, two, v, w in zip(was, now, versions, new, strict=False))
+        """Whether a tensor that was there then has a new version."""
+        return self._watch.is_written
 
     @property
     def are_elsewhere(self) -> bool:
         """Whether somebody has put other data into the parameters than what is away."""
-        return any(map(operator.ne, map(_address, self.parameters), map(_address, self.away)))
+        pairs = zip(self.parameters, self.away, strict=False)
+        return any(each.data_ptr() != away.data_ptr() for each, away in pairs)
 
     def note(self) -> None:
         """Take what is there as unchanged."""
-        self._stamp = self._look()
+        own, self._watch = vars(self._module), Watch()
+        for each in (*own["_parameters"].values(), *own["_buffers"].values()):
+            self._watch.tensors += [] if each is None else plain_tensors(each)
+        self._watch.probes.append((_held, self._module))
+        self._watch.start()
 
     def inner_tensors(self) -> Iterator[torch.Tensor]:
         """The parameters and buffers that have data; of wrappers (quantised weights), those within."""
@@ -171,45 +158,29 @@ class Weights:
         self.note()
 
 
-def _address(tensor: torch.Tensor) -> int | None:
-    try:
-        return tensor.data_ptr()
-    except RuntimeError:  # a wrapper without storage of its own
-        return None
+def _held(module: nn.Module) -> list[Any]:
+    """What a layer has beside its hooks."""
+    own = vars(module)
+    others = [each for name, each in own.items() if name not in _NO_STATE and not isinstance(each, dict)]
+    return [type(module), *own["_parameters"].values(), *own["_buffers"].values(), *others]
 
 
 def contents(weights: Sequence[Weights], *, is_whole: bool = False) -> list[dict[bool, Any]]:
     """What tells the content of each: under True a sum over all words, of what is not away; under False a sample of
     what is away.
 
-    Sums are weighted by place, so that exchanged values show.
-
     Args:
         is_whole: both of each.
 
     Cost: two reads of each weight that is not away, and one host synchronisation for each device.
     """
-    found: list[dict[bool, Any]] = []
-    sums: dict[torch.device, list[tuple[list[Any], torch.Tensor]]] = {}
-    with torch.no_grad():
-        for each in weights:
-            tensors = [*each.inner_tensors()]
-            found.append({False: sampled(tensors)} if is_whole or each.away else {})
-            if is_whole or not each.away:
-                of_all = found[-1][True] = []
-                for tensor in tensors:
-                    sums.setdefault(tensor.device, []).append((of_all, _sums(tensor)))
-    for pairs in sums.values():
-        for (of_all, _), read in zip(pairs, torch.stack([each for _, each in pairs]).tolist(), strict=True):
-            of_all.append(read)
-    return found
-
-
-def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    octets = tensor.detach().contiguous().reshape(tensor.shape[0] if tensor.ndim else 1, -1).view(torch.uint8)
-    words = octets if octets.shape[1] % 8 or octets.data_ptr() % 8 else octets.view(torch.int64)
-    sums = []
-    for dim in (0, 1):
-        along = words.sum(dim, dtype=torch.int64)
-        sums.append((along * torch.arange(1, 2 * len(along), 2, device=along.device)).sum())
-    return torch.stack(sums)
+    tensors = [[*each.inner_tensors()] for each in weights]
+    found = [
+        {False: sampled(inside)} if is_whole or each.away else {} for each, inside in zip(weights, tensors, strict=True)
+    ]
+    whole = [place for place, each in enumerate(weights) if is_whole or not each.away]
+    sums = iter(checksums(tensor for place in whole for tensor in tensors[place]))
+    return [
+        each | ({True: [next(sums) for _ in tensors[place]]} if place in whole else {})
+        for place, each in enumerate(found)
+    ]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError, MissingExtraError, StateError, UnsupportedModelError
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.hooks.interception import MethodCall
@@ -57,10 +58,7 @@ def cache_dit_region(config: DiffusionCacheConfig, group: dist.ProcessGroup | No
     """
     cache_dit_library()
     if group is not None:
-        raise ConfigError(
-            "cache_dit(group=…): group must be None, because the library sums over all ranks by itself; "
-            "'db_cache' takes a group"
-        )
+        raise ConfigError(messages.GROUP_OF_CACHE_DIT)
     return lambda _strategy, denoisers, _owner: _CacheDiTRegion(config, denoisers)
 
 
@@ -121,10 +119,7 @@ def _options(config: DiffusionCacheConfig, total: int | None) -> dict[str, Any]:
     mask = None
     if config.scm_steps_mask_policy is not None:
         if total is None:
-            raise StateError(
-                "a step mask depends on the number of steps, which is not known; "
-                "call refresh(pipeline, num_inference_steps)"
-            )
+            raise StateError(messages.MASK_WITHOUT_STEPS)
         mask = list(scm_mask(config.scm_steps_mask_policy, total))
     forecast = library.TaylorSeerCalibratorConfig(taylorseer_order=config.taylorseer_order)
     return {

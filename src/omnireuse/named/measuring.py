@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.forecasters.base import Forecaster, Memory, PolynomialMemory
 from omnireuse.loop.events import Decision
@@ -39,11 +40,7 @@ def fit_tea_cache(events: Iterable[Decision]) -> tuple[float, ...]:
     """
     pairs = changes_of(events)
     if len(pairs) < FEWEST_PAIRS:
-        raise ConfigError(
-            f"fit_tea_cache needs at least {FEWEST_PAIRS} steps with drift and error, got {len(pairs)}; "
-            "run a whole generation with Strategy(policy=Never(), region='blocks', signal='modulated_input', "
-            "measure_errors=True)"
-        )
+        raise ConfigError(messages.TOO_FEW_PAIRS, least=FEWEST_PAIRS, got=len(pairs))
     return fit_polynomial(pairs)
 
 
@@ -72,7 +69,7 @@ def share_explained(coefficients: Sequence[float], pairs: Sequence[tuple[float, 
 
 @dataclass(frozen=True, kw_only=True)
 class MagnitudeRecorder(Forecaster):
-    """A forecaster that forecasts nothing and notes the ratio of successive magnitudes of every value it is shown.
+    """A forecaster that records the ratio of successive magnitudes of each computed value.
 
     With policy "never" in region "blocks" it sees each branch's residual, one memory for each stream, at every step.
 
@@ -130,7 +127,7 @@ def _mean_run(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 class WatchedRun(NamedTuple):
-    """What one full run has shown, whose blocks were watched.
+    """What a full run has shown of the model's blocks.
 
     Attributes:
         changes: of the modulated input and of what the block stack adds, as `changes_of`.

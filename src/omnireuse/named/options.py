@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal
 
+from omnireuse import messages
 from omnireuse.base.validation import (
     Count,
     Index,
@@ -61,7 +62,7 @@ def _keep_ratios(owner: object, field: str) -> None:
 Coefficients = Annotated[Sequence[float] | Any, _keep_coefficients]
 """Exactly five finite numbers, highest power first: a list, a tuple or an array."""
 Ratios = Annotated[Sequence[float] | Sequence[Sequence[float]] | Any, _keep_ratios]
-"""Numbers above 0, or as much for each branch: lists, tuples, arrays or tensors."""
+"""Numbers above 0, or a list of them for each branch: lists, tuples, arrays or tensors."""
 
 
 @dataclass
@@ -276,8 +277,5 @@ class OmniDiffusionConfig:
             try:
                 given = json.loads(given)
             except json.JSONDecodeError as error:
-                raise ConfigError(
-                    f"OmniDiffusionConfig(cache_config=…): not JSON at line {error.lineno}, "
-                    f"column {error.colno}: {error.msg}"
-                ) from error
+                raise ConfigError(messages.CONFIG_NOT_JSON, at=error) from error
         self.cache_config = given if isinstance(given, DiffusionCacheConfig) else DiffusionCacheConfig.from_dict(given)

@@ -81,9 +81,8 @@ def _row(
     ]
     if not rows:
         classes = {row["transformer_class"] for row in known}
-        raise NothingPublishedError(
-            f"transformer type for {table.replace('_', ' ')}", transformer_type, classes, hint=calibrate
-        )
+        kind = f"transformer type for {table.replace('_', ' ')}"
+        raise NothingPublishedError(kind, transformer_type, classes, hint=calibrate)
     names = [_plain(row["checkpoint"].split(" (")[0]) for row in rows]
     found = [(len(name), row) for name, row in zip(names, rows, strict=True) if name in _plain(checkpoint)]
     if found:

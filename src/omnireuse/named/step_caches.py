@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 import torch.distributed as dist
 
+from omnireuse import messages
 from omnireuse.base.validation import as_number, field_error
 from omnireuse.errors import ConfigError, UnknownNameError, UnsupportedModelError
 from omnireuse.forecasters import Blend, Hold, Polynomial
@@ -110,9 +111,7 @@ def mag_cache(config: DiffusionCacheConfig, pipeline: object) -> Strategy:
     if len(denoisers_of(pipeline)) > 1:
         raise UnsupportedModelError("MagCache calibration measures one denoiser; this pipeline has several")
     if has_extractor(model):
-        raise UnsupportedModelError(
-            "MagCache calibration needs a declared model; models with extractors take mag_ratios"
-        )
+        raise UnsupportedModelError(messages.RATIOS_OF_EXTRACTOR)
     stack = block_stack_for(model)
     recorder = MagnitudeRecorder(num_streams=len(stack.streams), stream=stack.main_stream)
     return Strategy(policy=Never(), forecaster=recorder, region="blocks")
@@ -253,7 +252,7 @@ class NamedCache:
 
 
 class GivenCache:
-    """A step cache with what a user gave to `enable`, in whose words errors are, beside what a profile has.
+    """A step cache with a user's options and those that a profile has measured. Errors are about `enable`'s arguments.
 
     Args:
         options: keywords.
@@ -268,7 +267,7 @@ class GivenCache:
         self, name: str, options: Mapping[str, Any], profile: Profile | str | os.PathLike[str] | None = None
     ) -> None:
         self._name, self._options, self._profile = name, options, profile
-        with _told_of_enable({}, options):
+        with _as_errors_of_enable({}, options):
             self._config = config_of(name, options)
 
     def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
@@ -279,7 +278,7 @@ class GivenCache:
             StateError: the profile belongs to another pipeline.
         """
         config, options = self._config, self._options
-        with _told_of_enable({}, options):
+        with _as_errors_of_enable({}, options):
             if self._profile is not None:
                 measured = profile_for(pipeline, self._profile).options_for(self._name)
                 config = config_of(self._name, {**measured, **options})
@@ -296,7 +295,7 @@ class _AtWork(Extension):
         make = self._region or make
 
         def made(strategy: Strategy, denoisers: Sequence[torch.nn.Module], owner: object) -> HookRegion:
-            with _told_of_enable({"first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}, {}):
+            with _as_errors_of_enable({"first_blocks": "Fn_compute_blocks", "last_blocks": "Bn_compute_blocks"}, {}):
                 return make(strategy, denoisers, owner)
 
         return made
@@ -307,7 +306,7 @@ class _AtWork(Extension):
 
 
 @contextmanager
-def _told_of_enable(names: Mapping[str, str], options: Mapping[str, Any]) -> Iterator[None]:
+def _as_errors_of_enable(names: Mapping[str, str], options: Mapping[str, Any]) -> Iterator[None]:
     """Raise errors about fields as errors about arguments of `enable`, with the number that a text means."""
     try:
         yield
@@ -324,10 +323,8 @@ def _check_serves(name: str, pipeline: object) -> None:
     needs_blocks = cache.skips not in get_args(WholeRegion) and cache.region is None
     if needs_blocks and model in UNSUPPORTED and not has_extractor(model):
         others = ", ".join(repr(each) for each, other in STEP_CACHES.items() if other.skips in get_args(WholeRegion))
-        raise UnsupportedModelError(
-            f"{name!r} cannot serve {model}: {UNSUPPORTED[model]}; enable(pipeline) serves any model, and so do "
-            f"{others}"
-        )
+        why = UNSUPPORTED[model]
+        raise UnsupportedModelError(messages.CACHE_UNSUPPORTED, cache=name, model=model, why=why, others=others)
 
 
 def _model_of(pipeline: object) -> str:

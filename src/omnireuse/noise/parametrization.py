@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from omnireuse import messages
 from omnireuse.base.once import Once
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.noise.signals import magnitude
 
-__all__ = ["NoiseLevel", "Parametrization", "told_level"]
+__all__ = ["NoiseLevel", "Parametrization", "level_of_sigma"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -116,9 +117,7 @@ class Parametrization:
         is_unknown = level.sample_weight is None
         why = "the noise of its scheduler is not known" if is_unknown else "the output does not have the latents' shape"
         if self._is_required:
-            raise UnsupportedModelError(
-                f"prediction_target={self._wanted!r} is not defined for this run: {why}; use prediction_target='output'"
-            )
+            raise UnsupportedModelError(messages.TARGET_UNDEFINED, target=self._wanted, why=why)
         self.target, self.fell_back = "output", True
         if self.said.is_new(why):
             logger.warning("reuse remembers the raw output instead of %s in this run: %s", self._wanted, why)
@@ -184,7 +183,7 @@ class Parametrization:
         return magnitude(output) * (share / unit), magnitude(level.value_of(sample.detach(), output)) / unit
 
 
-def told_level(sigma: float, first: float) -> NoiseLevel:
+def level_of_sigma(sigma: float, first: float) -> NoiseLevel:
     """The noise level of a σ that a pipeline names, if the scheduler's algebra is not known.
 
     Args:

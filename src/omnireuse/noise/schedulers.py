@@ -64,7 +64,7 @@ _ONE_CALL = {
     "FlowUniPCMultistepScheduler",
     "UniPCMultistepScheduler",
 }
-# That of them whose velocities do not stand in for x0 (`NoiseLevel.flow_scale`).
+# The one of them whose velocities do not stand in for x0 (`NoiseLevel.flow_scale`).
 _X0_ONLY = {"DEISMultistepScheduler"}
 # Those that bound x0 in their step, and whose model is called once a step.
 _CLIPPING = {"DDIMParallelScheduler", "DDIMScheduler"}
@@ -145,10 +145,10 @@ def _with_steps(
         end: the same after the last step.
     """
     return [
-        replace(level, step=(there - after / sigma * alpha, after / sigma), flow_scale=1 / (alpha + sigma))
+        replace(level, step=(to_alpha - to_sigma / sigma * alpha, to_sigma / sigma), flow_scale=1 / (alpha + sigma))
         if sigma
         else level
-        for level, ((alpha, sigma), (there, after)) in zip(levels, pairwise([*marginals, end]), strict=True)
+        for level, ((alpha, sigma), (to_alpha, to_sigma)) in zip(levels, pairwise([*marginals, end]), strict=True)
     ]
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from omnireuse import messages
 from omnireuse.errors import UnsupportedModelError
 
 __all__ = ["SIGNALS", "change_of", "filtered", "grid_of", "magnitude"]
@@ -63,9 +64,7 @@ def filtered(latents: torch.Tensor, noise: float | None, grid: tuple[int, ...] |
     Cost: one FFT of the latents and back.
     """
     if noise is None:
-        raise UnsupportedModelError(
-            "signal 'filtered_latents' needs the noise of the scheduler, which is not known; use signal 'latents'"
-        )
+        raise UnsupportedModelError(messages.NOISE_UNKNOWN)
     field = latents.float()
     if grid is not None:
         field = field.unflatten(1, grid).movedim(-1, 1)
@@ -93,10 +92,7 @@ def grid_of(latents: torch.Tensor, kwargs: Mapping[str, Any]) -> tuple[int, ...]
         for grid in _grids(kwargs):
             if grid.numel() == latents.shape[1]:
                 return tuple(size for i, size in enumerate(grid) if size > 1 or i >= len(grid) - 2)
-    raise UnsupportedModelError(
-        f"signal 'filtered_latents' cannot tell rows and columns of latents of shape {tuple(latents.shape)}; "
-        "use signal 'latents'"
-    )
+    raise UnsupportedModelError(messages.NO_ROWS_AND_COLUMNS, shape=tuple(latents.shape))
 
 
 def _grids(kwargs: Mapping[str, Any]) -> list[torch.Size]:

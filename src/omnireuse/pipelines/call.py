@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.pipelines.pictures import Picture, pictures_of
 
@@ -69,10 +70,8 @@ class Signature:
         """
         for name in ("prompt", "num_inference_steps"):
             if not self.takes(name):
-                raise ConfigError(
-                    f"{self.owner}: its call must take {name}, but it takes {', '.join(self.defaults) or 'nothing'}; "
-                    "give a function that makes a pipeline whose call takes it"
-                )
+                taken = ", ".join(self.defaults) or "nothing"
+                raise ConfigError(messages.CALL_TAKES_NOT, owner=self.owner, name=name, taken=taken)
         for name in names:
             if not self.takes(name):
                 choices = {*self.defaults, *known} - RESERVED.keys()
@@ -89,10 +88,7 @@ def _check_encoders(pipeline: Any) -> None:
     for kind in ("text_encoder", "tokenizer"):
         names = [name for name in parts if name.startswith(kind)]
         if names and all(parts[name] is None for name in names):
-            raise ConfigError(
-                f"{type(pipeline).__name__}: {names[0]} must be there to draw prompts, got None; load the pipeline "
-                "with its text encoders and tokenizers"
-            )
+            raise ConfigError(messages.NO_TEXT_ENCODER, pipeline=type(pipeline).__name__, name=names[0])
 
 
 class Caller:
@@ -124,10 +120,7 @@ class Caller:
         self._takes_generator = self.signature.takes("generator")
         if not self._takes_generator:
             if batch_size > 1:
-                raise ConfigError(
-                    f"{self.signature.owner}: its call takes no generator, so prompts of one call cannot have a noise "
-                    f"of their own; batch_size must be 1, got {batch_size}"
-                )
+                raise ConfigError(messages.CALL_WITHOUT_GENERATOR, owner=self.signature.owner, got=batch_size)
             logger.info("%s takes no generator; torch's own seed is set for each call", self.signature.owner)
         self._pipeline, self._prompts, self._seed = pipeline, prompts, seed
         self._call, self._pictures = dict(call), pictures

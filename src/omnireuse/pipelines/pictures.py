@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError
 
 __all__ = ["IDENTICAL_DB", "Picture", "as_floats", "capped_psnr", "pictures_of", "psnr"]
@@ -160,14 +161,9 @@ def as_floats(image: object, reference: object) -> tuple[NDArray[np.float64], ND
         array = np.asarray(given)
         scaled = array / 255.0 if array.dtype == np.uint8 else array.astype(np.float64)
         if array.ndim not in (3, 4) or array.shape[-1] not in (1, 3):
-            raise ConfigError(
-                f"{name}(shape={array.shape}): shape must be (height, width, channels) with 1 or 3 channels, with the "
-                "frames of a clip before them"
-            )
+            raise ConfigError(messages.NO_PICTURE, name=name, shape=array.shape)
         if not np.isfinite(scaled).all() or scaled.min() < -1e-6 or scaled.max() > 1 + 1e-6:
-            raise ConfigError(
-                f"{name}: values must be uint8 or finite floats in 0..1, got {scaled.min():g}..{scaled.max():g}"
-            )
+            raise ConfigError(messages.NO_PIXELS, name=name, low=scaled.min(), high=scaled.max())
         arrays.append(scaled)
     if arrays[0].shape != arrays[1].shape:
         raise ConfigError(f"image(shape={arrays[0].shape}): shape must be the reference's, got {arrays[1].shape} there")

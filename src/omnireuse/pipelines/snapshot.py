@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules import module as registration
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from omnireuse.base.weights import Probe, plain_tensors, sampled
+from omnireuse.fingerprints.tensors import Probe, plain_tensors, reference, sampled
 
 __all__ = ["Snapshot", "autocast_state", "is_adapter", "when_suspected"]
 
@@ -64,7 +64,7 @@ class Snapshot:
         modules = [module for root in roots for module in root.modules()]
         weights = [weight for root in roots for weight in (*root.parameters(), *root.buffers())]
         weights += [owner for owner in owners if isinstance(owner, torch.Tensor)]
-        self._names, self._parts = list(parts), [_reference(part) for part in parts.values()]
+        self._names, self._parts = list(parts), [reference(part) for part in parts.values()]
         self._modules = [weakref.ref(module, suspect) for module in modules]
         self._identities = frozenset(map(id, modules))
         self._adapters = [weakref.ref(module) for module in modules if is_adapter(module)]
@@ -100,8 +100,8 @@ class Snapshot:
         if self._sum_of_versions() != self._sum:
             return False
         tensors = []
-        for reference, address in self._places:
-            tensor = reference()
+        for find, address in self._places:
+            tensor = find()
             if tensor is None or tensor.data_ptr() != address:
                 return False
             tensors.append(tensor)
@@ -120,7 +120,7 @@ class Snapshot:
 
     def adapters(self) -> tuple[Any, ...]:
         """Names, scales, merges and the switch of every LoRA layer (PEFT's ``BaseTunerLayer``)."""
-        layers: list[Any] = [layer for reference in self._adapters if (layer := reference()) is not None]
+        layers: list[Any] = [layer for find in self._adapters if (layer := find()) is not None]
         return tuple(
             [
                 (*layer.active_adapters, *sorted(layer.scaling.items()), *layer.merged_adapters, layer.disable_adapters)
@@ -159,13 +159,6 @@ def is_adapter(module: nn.Module) -> bool:
     """Whether it is a layer with adapters (PEFT's ``BaseTunerLayer``)."""
     kind = type(module)
     return hasattr(kind, "active_adapters") and hasattr(kind, "disable_adapters") and hasattr(module, "scaling")
-
-
-def _reference(part: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(part)
-    except TypeError:
-        return lambda: part
 
 
 def _same(new: list[Any], old: list[Any]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from omnireuse import messages
 from omnireuse.base.loading import quiet_loading, why_refused
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.hooks.denoisers import device_of, dtype_of
@@ -55,17 +56,12 @@ class Source:
             return
         if self.is_loaded:
             name = "dtype" if self.device is None else "device"
-            raise ConfigError(
-                f"{self.where}({name}=…): the {type(self.given).__name__} is loaded already; move it with "
-                ".to(device, dtype), or give the folder or the function that it comes from"
-            )
+            raise ConfigError(messages.LOADED_ALREADY, where=self.where, name=name, kind=type(self.given).__name__)
         try:
             torch.empty(0, device=self.device)
         except (RuntimeError, AssertionError) as error:  # torch asserts that it has been built for CUDA
             reason = str(error).split("\n")[0]
-            raise ConfigError(
-                f"{self.where}(device={self.device!r}): must be a device of this machine: {reason}"
-            ) from error
+            raise ConfigError(messages.NO_DEVICE, where=self.where, device=self.device, reason=reason) from error
 
     @property
     def is_path(self) -> bool:
@@ -120,10 +116,8 @@ class Source:
         moved = {"device": self.device is None or device_of(pipeline) == device}
         moved["dtype"] = self.dtype is None or dtype_of(pipeline) == str(place["dtype"]).removeprefix("torch.")
         if not all(moved.values()):
-            raise ConfigError(
-                f"{self.where}({', '.join(f'{name}={value}' for name, value in place.items())}): "
-                f"{type(pipeline).__name__}.to() does not move it; let the function that makes it choose both"
-            )
+            given = ", ".join(f"{name}={value}" for name, value in place.items())
+            raise ConfigError(messages.MOVES_NOT, where=self.where, given=given, pipeline=type(pipeline).__name__)
         return pipeline
 
     def _from_pretrained(self, name: str) -> Any:
@@ -157,15 +151,9 @@ def _check_place(name: str, where: str) -> None:
     if folder.is_dir():
         is_modular = (folder / "modular_model_index.json").is_file()
         reason = "it holds a modular pipeline" if is_modular else "it has no model_index.json"
-        raise ConfigError(
-            f"{where}({name!r}): must be the folder of a diffusers pipeline, but {reason}; give package:function for "
-            "a function that loads it"
-        )
+        raise ConfigError(messages.NO_PIPELINE_FOLDER, where=where, name=name, reason=reason)
     if not _HUB_ID.fullmatch(name):
-        raise ConfigError(
-            f"{where}({name!r}): must be the folder of a diffusers pipeline, the id of one on a hub (owner/name), or "
-            "package:function; there is no such folder"
-        )
+        raise ConfigError(messages.NO_SUCH_FOLDER, where=where, name=name)
 
 
 def _best_device() -> str:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import torch
 
+from omnireuse import messages
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.forecasters import combine
 
@@ -133,9 +134,7 @@ def _parts(outputs: list[torch.Tensor] | None, shares: Sequence[float], handed: 
     if len(shares) == 1:
         return [handed.clone()]
     if outputs is None or len(outputs) != len(shares):
-        raise UnsupportedModelError(
-            f"no weights can be fitted: the full run has {len(shares)} branches a step, the run after it others"
-        )
+        raise UnsupportedModelError(messages.BRANCHES_DIFFER, branches=len(shares))
     return [output.mul_(share) for output, share in zip(outputs, shares, strict=True)]
 
 

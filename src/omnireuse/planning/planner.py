@@ -11,7 +11,7 @@ those of fitted weights here, and come from full runs alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +42,7 @@ class Planner:
     logarithm over the samples, as the mean PSNR has: samples are weighted by the inverse of their errors, in rounds.
 
     Args:
-        outputs: of full runs.
+        runs: what is known of full runs, at least one.
         fewest: the smallest number of computed steps that is planned for, ≥ 2.
         growth: how errors grow on their way to the final latents, beyond what the scheduler's arithmetic makes of
             them: an error at the noise fraction s grows by exp(growth · s), squared.
@@ -50,13 +50,9 @@ class Planner:
     """
 
     def __init__(
-        self,
-        outputs: OutputProducts,
-        coordinates: Iterable[float],
-        *,
-        fewest: int,
-        growth: float,
+        self, runs: Sequence[OutputProducts], coordinates: Iterable[float], *, fewest: int, growth: float
     ) -> None:
+        outputs = OutputProducts.joined(runs)
         self._steps = len(outputs.effects)
         self._longest = min(math.ceil(LONGEST_GAP * self._steps / fewest), self._steps - 1)
         self._grown = np.exp(growth * np.clip([*coordinates, 0.0], 0.0, 1.0))

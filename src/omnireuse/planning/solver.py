@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from omnireuse import messages
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.live import previous_sample
 
@@ -54,10 +55,7 @@ class Arithmetic:
         moved = arrived(torch.ones_like(output)) - without
         factor = moved.mean()
         if not factor.abs() > 0 or (moved - factor).abs().max() > 1e-3 * factor.abs():
-            raise UnsupportedModelError(
-                f"{type(scheduler).__name__}: no weights can be fitted, for what its steps make of the output is not "
-                "one factor of it"
-            )
+            raise UnsupportedModelError(messages.STEP_NOT_LINEAR, scheduler=type(scheduler).__name__)
         return cls(without, float(factor))
 
     def output_to(self, latents: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from omnireuse.base.registry import Registry
-from omnireuse.errors import UnknownNameError
+from omnireuse.base.validation import look_up
 from omnireuse.policies.base import Policy
 from omnireuse.policies.by_change import EasyCache, ResidualDiff, SeaCache, TeaCache
 from omnireuse.policies.error_control import ErrorControl
@@ -49,6 +49,4 @@ def policy_named(name: str) -> Policy:
 
     `MagCache` has no name here: without its model's ratios it means nothing. The backend "mag_cache" finds them.
     """
-    if name not in POLICIES:
-        raise UnknownNameError("policy", name, POLICIES)
-    return POLICIES[name]()
+    return look_up("policy", name, POLICIES)()

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, ClassVar, NamedTuple
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError, OmniReuseError, StateError
 
 __all__ = [
@@ -133,10 +134,7 @@ def known_total(policy: Policy, view: StepView) -> int:
         StateError: it is not known.
     """
     if view.total is None:
-        raise StateError(
-            f"{policy!r:.300} depends on the number of steps, which is not known; call "
-            "handle.expect(num_inference_steps), or refresh(pipeline, num_inference_steps) of a cache backend"
-        )
+        raise StateError(messages.STEPS_UNKNOWN, policy=policy)
     return view.total
 
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
-from omnireuse.base.validation import Count, Factor, Positive, Tolerance, check_fields, number
+from omnireuse.base.validation import Count, Factor, Positive, Tolerance, check_fields, finite
 from omnireuse.policies.base import StepView, ThresholdPolicy
 
 __all__ = ["ErrorControl"]
@@ -54,7 +54,7 @@ class ErrorControl(ThresholdPolicy):
 
     tolerance: Tolerance = 0.05
     max_gap: Count = 30
-    safety: Annotated[float, number("be above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.8
+    safety: Annotated[float, finite("be above 0 and at most 1", lambda x: 0 < x <= 1)] = 0.8
     scale: Positive = 4.0
     growth: Factor = 4.0
 

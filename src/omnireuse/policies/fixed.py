@@ -8,15 +8,18 @@ from functools import lru_cache
 from itertools import chain, pairwise, zip_longest
 from typing import Annotated, Any
 
+from omnireuse import messages
 from omnireuse.base.validation import (
     Count,
     Index,
     check_fields,
     check_finite_list,
+    check_value,
     field_error,
     is_whole,
+    look_up,
 )
-from omnireuse.errors import StateError, UnknownNameError
+from omnireuse.errors import StateError
 from omnireuse.policies.base import SAME_NOISE, Limit, Policy, Schedule, StepView
 
 __all__ = ["SCHEDULES", "EveryNth", "Mask", "Never", "StepMask", "Steps", "check_mask", "mask_of", "scm_mask"]
@@ -72,9 +75,7 @@ def _schedule(policy: Steps, total: int, noises: tuple[float, ...] | None) -> fr
         return policy.elsewhere.schedule(total, noises)
     beyond = [step for step in policy.steps if not -total <= step < total]
     if beyond:
-        raise StateError(
-            f"{policy!r} names step {beyond[0]}, but this run has {total} steps; give a schedule for {total}"
-        )
+        raise StateError(messages.STEP_BEYOND, policy=policy, step=beyond[0], total=total)
     last = [total - 1] if policy.compute_last else []
     return frozenset({0, *last, *(step % total for step in policy.steps)})
 
@@ -205,15 +206,13 @@ def scm_mask(name: str, num_inference_steps: int) -> tuple[int, ...]:
         UnknownNameError: another name.
         ConfigError: a step count below 1.
     """
-    if name not in SCHEDULES:
-        raise UnknownNameError("step mask", name, SCHEDULES)
+    schedule = look_up("step mask", name, SCHEDULES)
     total = num_inference_steps
-    if total < 1:
-        raise field_error("scm_mask", "num_inference_steps", "be a whole number of at least 1", str(total))
-    runs = list(chain(*zip_longest(*SCHEDULES[name], fillvalue=0)))
+    check_value("scm_mask", "num_inference_steps", total, Count)
+    runs = list(chain(*zip_longest(*schedule, fillvalue=0)))
     table = [1 - i % 2 for i, length in enumerate(runs) for _ in range(length)]
     steps = [step for step, computes in enumerate(table) if computes]
-    longest = max(SCHEDULES[name][1]) + 1
+    longest = max(schedule[1]) + 1
     # Rounded half up, in whole numbers: count / total is the nearest there is to len(steps) / len(table).
     count = min(total, max(2, (2 * total * len(steps) + len(table)) // (2 * len(table))))
     mask = [0] * total

@@ -16,6 +16,7 @@ from torch.nn.modules import module as everywhere
 
 from omnireuse.base.records import Record
 from omnireuse.errors import StateError
+from omnireuse.fingerprints.tensors import reference
 from omnireuse.hooks.denoisers import DENOISERS, denoisers_of, dtype_of
 from omnireuse.hooks.interception import is_optimized
 from omnireuse.pipelines.snapshot import Snapshot, autocast_state, when_suspected
@@ -102,7 +103,7 @@ class ConditionsWatch:
     """
 
     def __init__(self, pipeline: object) -> None:
-        self._pipeline: Callable[[], Any] = _reference(pipeline)
+        self._pipeline: Callable[[], Any] = reference(pipeline)
         self._lock = threading.RLock()
         self._is_due = True
         self._found: _Found | None = None
@@ -173,7 +174,7 @@ class _Found:
 
     def __init__(self, pipeline: object, suspect: Callable[..., None], before: _Found | None) -> None:
         parts = {name: getattr(pipeline, name, None) for name in DENOISERS}
-        self._settings = [_reference(each) for each in _settings(pipeline)]
+        self._settings = [reference(each) for each in _settings(pipeline)]
         self._snapshot = Snapshot(parts, suspect)
         self._adapters = self._snapshot.adapters()
         self._hooks = ForwardHooks({name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)})
@@ -242,16 +243,9 @@ def _as_tuple(text: str | None) -> tuple[str, ...]:
     return () if text is None else (text,)
 
 
-def _reference(value: object) -> Callable[[], Any]:
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return lambda: value
-
-
 def _are(references: Sequence[Callable[[], Any]], objects: Sequence[Any]) -> bool:
     return len(references) == len(objects) and all(
-        reference() is each for reference, each in zip(references, objects, strict=True)
+        find() is each for find, each in zip(references, objects, strict=True)
     )
 
 
@@ -306,7 +300,7 @@ class ForwardHooks:
         for kind, path in self._kinds.items():
             for name in _of_class(kind, kind.forward):
                 places[name].append(f"each {kind.__name__}, as {path}")
-        modules: list[Any] = [reference() for reference in self._modules]
+        modules: list[Any] = [find() for find in self._modules]
         for number, module in enumerate(modules):
             if module is None:
                 continue

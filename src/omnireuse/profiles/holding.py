@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from omnireuse.base.weights import plain_tensors, sampled
+from omnireuse.fingerprints.tensors import plain_tensors, sampled
 from omnireuse.hooks.denoisers import unwrapped
 from omnireuse.pipelines.snapshot import is_adapter
 

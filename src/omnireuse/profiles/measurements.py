@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from omnireuse import messages
 from omnireuse.base.records import Record
 from omnireuse.errors import ConfigError
 
@@ -47,9 +48,7 @@ class Measurements(Record, frozen=True, kw_only=True):
             ConfigError: a backend without such options, or one that could not be measured on this model.
         """
         if backend not in ("tea_cache", "mag_cache"):
-            raise ConfigError(
-                f"profile(backend={backend!r}): backend must be 'tea_cache' or 'mag_cache' with a profile"
-            )
+            raise ConfigError(messages.NOT_MEASURED_FOR, backend=backend)
         if backend == "tea_cache" and self.tea_cache is not None:
             return {"coefficients": self.tea_cache.coefficients}
         if backend == "mag_cache" and self.mag_ratios is not None:

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from omnireuse import messages
 from omnireuse.base.records import Record, as_text, read_record, write_text
-from omnireuse.base.validation import field_error, is_number, kind_error
+from omnireuse.base.validation import Positive, check_value, field_error, kind_error
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.forecasters.blend import Blend
 from omnireuse.loop.strategy import Strategy
@@ -146,15 +147,10 @@ class Profile(Record, frozen=True, kw_only=True):
         if quality is None:
             chosen = max((count for count in self.plans if count <= total / 2), default=min(self.plans, default=None))
         else:
-            if not is_number(quality) or quality <= 0:
-                raise ConfigError(f"profile(quality={quality!r}): quality must be a finite number above 0")
+            check_value("profile", "quality", quality, Positive)
             judged = max((len(plan.held_out) for plan in self.plans.values()), default=0)
             if judged < FEWEST_HELD_OUT:
-                raise ConfigError(
-                    f"profile(quality={quality:g}): a promise takes at least {FEWEST_HELD_OUT} held-out prompts, and "
-                    f"this profile was judged on {judged}; calibrate with more prompts, or ask for speedup= or "
-                    "computed_steps="
-                )
+                raise ConfigError(messages.TOO_FEW_JUDGED, quality=quality, least=FEWEST_HELD_OUT, judged=judged)
             chosen = min((count for count, plan in self.plans.items() if plan.promised >= quality), default=None)
         if chosen is None:
             plans = ", ".join(
@@ -267,17 +263,13 @@ class Profile(Record, frozen=True, kw_only=True):
             StateError: another model, configuration or scheduler; or other conditions and a `quality` in dB.
         """
         if (foreign := self.conditions.foreign(watch_of(pipeline).now())) is not None:
-            raise StateError(
-                f"{foreign}; calibrate this pipeline, a {type(pipeline).__name__} (the profile is of {self.origin})"
-            )
+            pipe = type(pipeline).__name__
+            raise StateError(messages.PROFILE_OF_ANOTHER, why=foreign, pipeline=pipe, origin=self.origin)
         unlike = self.unlike(pipeline)
         if unlike is None:
             return
         if quality is not None:
-            raise StateError(
-                f"profile(quality={quality:g}): nothing is promised, for {unlike}; calibrate this pipeline, or ask for "
-                "speedup= or computed_steps="
-            )
+            raise StateError(messages.NOTHING_PROMISED, quality=quality, why=unlike)
         logger.warning("%s: the profile's schedules are used, and nothing is promised", unlike)
 
     def __repr__(self) -> str:

@@ -6,6 +6,7 @@ import os
 import re
 from pathlib import Path
 
+from omnireuse import messages
 from omnireuse.base.loading import why_refused
 from omnireuse.errors import ConfigError
 
@@ -32,10 +33,7 @@ def check_place(place: str | os.PathLike[str]) -> None:
                 do = f"it has {', '.join(others[:4])}{more}: give one of them, such as {str(path / others[0])!r}"
             raise ConfigError(f"{path}: a folder of a profile must hold {FILE}; {do}")
     elif not path.is_file() and (path.suffix == ".json" or not _ID.fullmatch(str(place))):
-        raise ConfigError(
-            f"{path}: cannot be read (No such file or directory); give the file of a profile, its folder, or its id on "
-            "the hub (owner/name or owner/name@revision)"
-        )
+        raise ConfigError(messages.NO_PROFILE, path=path)
 
 
 def found(place: str | os.PathLike[str], revision: str | None = None) -> Path:
@@ -52,9 +50,7 @@ def found(place: str | os.PathLike[str], revision: str | None = None) -> Path:
     path = Path(place)
     if path.exists():
         if revision is not None:
-            raise ConfigError(
-                f"Profile(revision={revision!r}): revision must be left out, for {path} is no repository of the hub"
-            )
+            raise ConfigError(messages.NO_REVISION, revision=revision, path=path)
         return path / FILE if path.is_dir() else path
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError

@@ -7,9 +7,10 @@ import threading
 from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-from omnireuse.base.validation import field_error, is_whole
+from omnireuse.base.validation import Range, check_value, is_whole
 from omnireuse.prompts.entry import CACHE_MISS, Entry, Left
 from omnireuse.prompts.keys import PromptKey, as_key
 from omnireuse.stores.flight import SingleFlight
@@ -21,6 +22,10 @@ __all__ = ["PromptCacheOptions", "PromptEmbedCache"]
 logger = logging.getLogger("omnireuse")
 
 _COUNTERS = ("hits", "misses", "bypassed", "coalesced", "mutated", "outdated", "outside_hits")
+
+
+_TO_STORE_NOTHING = "pass enabled=False to store nothing"
+_SIZE = Range("be an integer of at least 1", partial(is_whole, least=1), _TO_STORE_NOTHING)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +66,12 @@ class PromptEmbedCache:
         hits: calls served without an encode of their own.
         misses: encodes.
         bypassed: calls past the cache. These three may be assigned.
-        bypassed_by: calls past the cache, by reason, see :class:`~omnireuse.prompts.keys.UnkeyableError`.
+        bypassed_by: calls past the cache, by reason: one of :class:`~omnireuse.fingerprints.plain.UnkeyableError`;
+            ``embeds`` (the caller brought embeddings), ``signature`` (``encode_prompt`` refuses the arguments),
+            ``result`` (it returned something that can be read once), ``random`` (it drew random numbers), ``training``
+            (it did, with an encoder in training mode), ``gradient`` (the result requires one), ``left`` (it left
+            something that a hit cannot leave), ``stray`` (a module ran that no attribute leads to), ``compiled``
+            (`torch.compile` compiled something meanwhile) or ``nested`` (called within another ``encode_prompt``).
 
     Raises:
         ConfigError: a size below 1.
@@ -81,7 +91,8 @@ class PromptEmbedCache:
         self.hits = self.misses = self.bypassed = 0
         self.coalesced = self.mutated = self.outdated = self.outside_hits = 0
         self.bypassed_by: Counter[str] = Counter()
-        self.store: MemoryStore[Entry] = MemoryStore(max_bytes=self.options.max_bytes, max_entries=_checked(max_size))
+        check_value("PromptEmbedCache", "max_size", max_size, _SIZE)
+        self.store: MemoryStore[Entry] = MemoryStore(max_bytes=self.options.max_bytes, max_entries=max_size)
         self.flights: SingleFlight[Entry | None] = SingleFlight()
         """Encodes that go on now."""
         self._counting = threading.Lock()
@@ -93,7 +104,8 @@ class PromptEmbedCache:
 
     @max_size.setter
     def max_size(self, max_size: int) -> None:
-        self.store.resize(_checked(max_size))
+        check_value("PromptEmbedCache", "max_size", max_size, _SIZE)
+        self.store.resize(max_size)
 
     def get(self, key: Hashable) -> Any:
         """The value of ``key``, or ``_CACHE_MISS``; counted."""
@@ -196,10 +208,3 @@ class PromptEmbedCache:
 def _is_of_call(key: Hashable, weights: bytes | None) -> bool:
     state = key[0] if isinstance(key, PromptKey) else None
     return state is not None and weights in (None, state[1])
-
-
-def _checked(max_size: Any) -> int:
-    if is_whole(max_size, 1):
-        return max_size  # type: ignore[no-any-return]  # an int
-    do = "pass enabled=False to store nothing"
-    raise field_error("PromptEmbedCache", "max_size", "be an integer of at least 1", repr(max_size), do=do)

@@ -7,21 +7,20 @@ import inspect
 import itertools
 import logging
 import threading
-import types
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
+from omnireuse.fingerprints.plain import UnkeyableError, freeze
+from omnireuse.fingerprints.survey import Survey, checked
 from omnireuse.pipelines.snapshot import autocast_state
 from omnireuse.prompts.cache import PromptEmbedCache
-from omnireuse.prompts.code import Code, cell_content
+from omnireuse.prompts.code import Code
 from omnireuse.prompts.entry import Entry, Outside
-from omnireuse.prompts.keys import PromptKey, UnkeyableError, freeze, is_embeds_name
+from omnireuse.prompts.keys import PromptKey, is_embeds_name
 from omnireuse.prompts.look import Look
-from omnireuse.prompts.survey import Survey, checked
 from omnireuse.prompts.view import Scope, State, View, Writes, held_by
 
 __all__ = ["EncodeCall", "own_function"]
@@ -47,7 +46,7 @@ class EncodeCall:
         self._lock, this = threading.RLock(), weakref.ref(self)
         self._look: Look | None = None
         self._surveys: dict[str, Survey] = {}
-        self._scopes: dict[PromptKey, Scope] = {}
+        self._scopes: dict[tuple[Any, ...], Scope] = {}
         self._states: dict[Scope, tuple[View, tuple[int, ...], State]] = {}
         self.writes = Writes(self)
         self._num_missed, self._has_warned = 0, False
@@ -55,7 +54,6 @@ class EncodeCall:
         self._pipeline, self._original = weakref.ref(pipeline, lambda _: _close(this())), original
         function = self.function
         self._code = getattr(function, "__func__", function)
-        self._is_without_gradients = _is_without_gradients(self._code)
         self.code = Code(pipeline, original)
         self.cache = cache
         self.signature = inspect.signature(function)
@@ -87,16 +85,16 @@ class EncodeCall:
         self._surveys, self._scopes, self._states = {}, {}, {}
 
     def scope(self, arguments: PromptKey) -> Scope | None:
-        """What counts for a call with these arguments, if there was one."""
-        return self._scopes.get(arguments)
+        """What counts for a call with these arguments, if there was one; the device of the result is none of it."""
+        return self._scopes.get(arguments[2:])
 
     def remember(self, arguments: PromptKey, scope: Scope) -> None:
         """Note what counts for a call with these arguments."""
         with self._lock:
             most = 64 + 4 * len(self.cache.store)
-            if len(self._scopes) > most:  # calls whose entries left long ago; the others are found when they miss
-                self._scopes = {}
-            self._scopes[arguments] = scope
+            if len(self._scopes) > most:  # the first of them belongs to a call whose entry left long ago
+                del self._scopes[next(iter(self._scopes))]
+            self._scopes[arguments[2:]] = scope
             if len(self._states) > most:
                 self._states = {}
 
@@ -107,39 +105,31 @@ class EncodeCall:
             UnkeyableError: something can change unseen.
         """
         old = self._look
-        now = None if old is None else old.now()
-        if now is None:
+        if old is None or not old.holds():
             with self._lock:
-                other = self._look
-                now = other.now() if other is not None and other is not old else None  # another thread has looked
-                now = now or Look(self.pipeline, self.code, other)
-                self._look = now
-        elif now is not old:
-            self._look = now
-        return now
+                if self._look is None or self._look is old or not self._look.holds():  # no other thread has looked
+                    self._look = Look(self.pipeline, self.code, self._look)
+                old = self._look
+        return old
 
-    def survey(self, path: str, module: nn.Module) -> Survey:
-        """All that a module holds now; its weights are digested at once, before a call may use or change them.
+    def survey(self, path: str, value: Any) -> Survey:
+        """All that a module, or what else counts whole, holds now; its weights are digested at once, before a call may
+        use or change them.
 
         Raises:
             UnkeyableError: something can change unseen.
         """
         old = self._surveys.get(path)
-        if old is not None and old.value is not module:
+        if old is not None and old.value is not value:
             old = None
         if old is None or not old.holds():
             with checked():
-                old = Survey(module, path, self.pipeline, old)
+                old = Survey(value, path, self.pipeline, old)
                 old.sums()
             with self._lock:
                 alive = {each: survey for each, survey in self._surveys.items() if survey.value is not None}
                 self._surveys = alive | {path: old}
         return old
-
-    def path_of_stray(self, module: nn.Module) -> str:
-        """A path for a module that no attribute leads to."""
-        known = [path for path, survey in self._surveys.items() if survey.value is module]
-        return known[0] if known else f"<{next(_EPOCHS)}>"
 
     def view(self, scope: Scope) -> View:
         """What counts for a call now.
@@ -148,17 +138,16 @@ class EncodeCall:
             UnkeyableError: something can change unseen.
         """
         look = self.look()
-        found = [(path, look.module(path)) for path in scope.ran]
-        found += [(self.path_of_stray(module), module) for stray in scope.strays if (module := stray()) is not None]
-        return View(look, {path: self.survey(path, module) for path, module in found if module is not None})
+        found = look.whole | {path: module for path in scope.ran if (module := look.module(path)) is not None}
+        return View(look, {path: self.survey(path, value) for path, value in found.items()})
 
     def state(self, scope: Scope, view: View) -> State:
         """The state of a view. If weights changed, the entries of the old ones are dropped: they never come back."""
         written = self.writes.of_others(view, scope.own)
         known = self._states.get(scope)
-        if known is not None and known[1] == written and known[0].is_same(view):
+        if known is not None and known[:2] == (view, written):
             return known[2]
-        state = view.state(frozenset([path for path, _ in scope.own]), written)
+        state = view.state(frozenset(scope.own), written)
         self._states[scope] = view, written, state
         if known is not None and known[2].weights != state.weights:
             self.cache.drop_calls(known[2].weights)
@@ -171,28 +160,27 @@ class EncodeCall:
 
     def key(self, arguments: PromptKey, view: View, state: State) -> PromptKey:
         """The key of a call in a state."""
-        wants = torch.is_grad_enabled() and not self._is_without_gradients and view.wants_gradients()
+        wants = torch.is_grad_enabled() and view.wants_gradients()
         target = view.device() if arguments.target is None else arguments.target
         return PromptKey(((self.epoch, *state[:2], wants), target, *arguments[2:]))
 
-    def keys(self, arguments: PromptKey) -> list[PromptKey]:
-        """The keys of a call now, by whatever counts for any call."""
-        keys = []
-        for scope in dict.fromkeys(self._scopes.copy().values()):
-            try:
-                keys.append(self.key(arguments, *self.now(scope)))
-            except UnkeyableError:  # then it holds no more
-                continue
-        return keys
+    def key_now(self, arguments: PromptKey) -> PromptKey | None:
+        """The key of a call now; None if there was none with these arguments.
 
-    def hit(self, entry: Entry) -> None:
+        Raises:
+            UnkeyableError: something can change unseen.
+        """
+        scope = self.scope(arguments)
+        return None if scope is None else self.key(arguments, *self.now(scope))
+
+    def hit(self, arguments: PromptKey, entry: Entry) -> None:
         """An entry is used: what its encoding stored anew is stored again."""
         self._num_missed = 0
-        if entry.left:
-            scope = Scope(frozenset([root for (_, root), _ in entry.left if root]))
+        scope = self.scope(arguments) if entry.left else None
+        if scope is not None:
             view = self.view(scope)
-            for (path, root), value in entry.left:
-                owner, name = view.owner(path, root)
+            for path, value in entry.left:
+                owner, name = view.owner(path)
                 held = held_by(owner, name)
                 if owner is not None and (type(held) is not type(value) or held != value):
                     self.writes.begin()
@@ -213,12 +201,6 @@ class EncodeCall:
             return self.function(*args, **kwargs)
         finally:
             self.writes.end()
-
-    def view_of(self, paths: Iterable[str]) -> View:
-        """A view with these modules that ran, strays among them."""
-        known = self._surveys
-        strays = [weakref.ref(module) for path in paths if path in known and (module := known[path].value) is not None]
-        return self.view(Scope(frozenset(paths), strays=tuple(strays)))
 
     def missed(self, before: View, after: View, others: Sequence[str], *, is_known: bool) -> None:
         """Note a miss. If calls are encoded again and again although they were encoded before, say so once."""
@@ -268,17 +250,6 @@ def own_function(pipeline: Any) -> Callable[..., Any]:
     """The ``encode_prompt`` of the pipeline's class, bound to it."""
     found: Any = inspect.getattr_static(type(pipeline), "encode_prompt")
     return found.__get__(pipeline, type(pipeline)) if hasattr(found, "__get__") else found  # type: ignore[no-any-return]  # callable: checked at installation
-
-
-def _is_without_gradients(function: Any) -> bool:
-    """Whether a function is decorated with ``torch.no_grad()`` or ``torch.inference_mode()``."""
-    while isinstance(function, types.FunctionType):
-        for cell in function.__closure__ or ():
-            made_by = getattr(cell_content(cell), "__self__", None)
-            if isinstance(made_by, (torch.no_grad, torch.inference_mode)):
-                return True
-        function = getattr(function, "__wrapped__", None)
-    return False
 
 
 def _has_embeds(surplus: dict[str, Any]) -> bool:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from omnireuse.prompts.keys import digest_of
+from omnireuse.fingerprints.functions import cell_content, functions_of
 
-__all__ = ["Code", "Facts", "code_digest", "facts", "facts_of_class", "functions_of", "is_library"]
+__all__ = ["Code", "Facts", "facts_of_class", "is_library"]
 
 _LIBRARIES = frozenset(sys.stdlib_module_names) | {
     *("torch", "transformers", "tokenizers", "numpy", "PIL", "huggingface_hub", "accelerate", "peft", "safetensors"),
@@ -223,38 +223,5 @@ class Code:
                 self.read(value)
 
 
-def functions_of(found: Any) -> Iterator[types.FunctionType]:
-    """The functions of an attribute: of methods, properties, partials and decorators."""
-    while isinstance(found, functools.partial):
-        found = found.func
-    for name in ("fget", "func", "__func__"):
-        found = getattr(found, name, found) if not isinstance(found, nn.Module) else found
-    if not isinstance(found, types.FunctionType):
-        found = vars(found).get("__wrapped__") if hasattr(found, "__dict__") and not isinstance(found, type) else None
-    while isinstance(found, (types.FunctionType, types.MethodType)):
-        found = getattr(found, "__func__", found)
-        yield found
-        found = getattr(found, "__wrapped__", None)
-
-
-def cell_content(cell: types.CellType) -> Any:
-    """What a cell of a closure holds; None if it is empty."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return None
-
-
 def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
-
-
-@functools.lru_cache(maxsize=8192)
-def _digest_of_code(code: types.CodeType) -> str:
-    constants = [_digest_of_code(each) if isinstance(each, types.CodeType) else each for each in code.co_consts]
-    return digest_of(repr((code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars)).encode()).hex()
-
-
-def code_digest(function: types.FunctionType) -> str:
-    """32 hex digits of what a function does, the same in every process of one version of Python."""
-    return _digest_of_code(function.__code__)

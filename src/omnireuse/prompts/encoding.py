@@ -6,16 +6,15 @@ import copy
 import sys
 import threading
 import warnings
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
+from omnireuse.fingerprints.plain import UnkeyableError, is_plain
+from omnireuse.fingerprints.survey import CONTAINERS
 from omnireuse.prompts.entry import Left
-from omnireuse.prompts.keys import UnkeyableError, is_plain
-from omnireuse.prompts.survey import CONTAINERS
 from omnireuse.prompts.view import Scope, View, Write, held_by
 
 if TYPE_CHECKING:
@@ -57,14 +56,13 @@ class Encoding:
 
     def __init__(self, call: EncodeCall) -> None:
         self._call = call
-        self.before = View(call.look(), {})
+        self.before = call.view(Scope())
         self.before.look.sums()
         self.others: list[str] = []
         self.is_deaf = False
         self._after: View | None = None
-        self._own: list[tuple[str, str]] = []
-        self._anew: list[tuple[str, str]] = []
-        self._strays: list[weakref.ref[nn.Module]] = []
+        self._own: list[str] = []
+        self._anew: list[str] = []
         self._error: UnkeyableError | None = None
         self.noted: set[int] = set()
         self._is_paused = False
@@ -87,20 +85,19 @@ class Encoding:
             _going_on.discard(self)
             if not _going_on:
                 _unlisten()
-        inputs: list[tuple[str, str]] = []
+        inputs: list[str] = []
         try:
             self._after = self._call.view(self.scope)
             inputs = self._compare(self._after, self._call.writes.is_alone(self._ticket))
         except UnkeyableError as unkeyable:
             self._error = unkeyable
         finally:
-            self._call.writes.end(inputs)
+            self._call.writes.end(inputs, self.before.ran)
 
     @property
     def scope(self) -> Scope:
         """What counts for such a call."""
-        ran = frozenset([path for path in self.before.ran if not path.startswith("<")])
-        return Scope(ran, tuple(sorted(self._own)), tuple(self._strays))
+        return Scope(frozenset(self.before.ran), tuple(sorted(self._own)))
 
     def found(self) -> tuple[Scope, View, Left]:
         """What counts for such a call, what that is now, and what the call stored anew.
@@ -114,24 +111,24 @@ class Encoding:
         if self._error is not None or self._after is None:
             raise self._error or UnkeyableError("unchecked")
         left = []
-        for path, root in self._anew:
-            value = held_by(*self._after.owner(path, root))
+        for path in self._anew:
+            value = held_by(*self._after.owner(path))
             if not _is_plain_throughout(value):
                 raise UnkeyableError("left", path)
-            left.append(((path, root), copy.deepcopy(value)))
+            left.append((path, copy.deepcopy(value)))
         return self.scope, self._after, left
 
-    def _compare(self, after: View, is_alone: bool) -> list[tuple[str, str]]:
+    def _compare(self, after: View, is_alone: bool) -> list[str]:
         """Sort what moved, and note what the call leaves. Returns what it both reads and writes."""
         inputs = []
-        for path, root in sorted(self.before.moved(after).items()):
-            write = self.before.written(path, root, after, self._call.code)
+        for path in sorted(self.before.moved(after)):
+            write = self.before.written(path, after, self._call.code)
             if write is Write.FOREIGN or (write is Write.ANEW and not is_alone):  # or that of a call beside it
                 self.others.append(path)
                 continue
-            self._own.append((path, root))
-            self._anew += [(path, root)] if write is Write.ANEW else []
-            inputs += [(path, root)] if write is not Write.COUNT else []
+            self._own.append(path)
+            self._anew += [path] if write is Write.ANEW else []
+            inputs += [path] if write is not Write.COUNT else []
         return inputs
 
     def runs(self, module: nn.Module) -> None:
@@ -142,16 +139,16 @@ class Encoding:
         try:
             found = self.before.look.root_of(module)
             if found is None:
-                self._strays.append(weakref.ref(module))
-                hash(self._strays[-1])  # is kept, and cannot be found once the module is gone
-                found = self._call.path_of_stray(module), module
-            self._note(*found)
+                self._error = UnkeyableError("stray", type(module).__qualname__)
+                self.noted |= set(map(id, module.modules()))
+            else:
+                self._note(*found)
         finally:
             self._is_paused = False
 
     def _note(self, path: str, root: nn.Module) -> None:
         try:
-            survey = self.before.ran[path] = self._call.survey(path, root)
+            survey = self.before.surveys[path] = self._call.survey(path, root)
             self.noted |= survey.identities
         except UnkeyableError as error:  # the call itself goes on
             self._error = error

@@ -12,15 +12,16 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from omnireuse.prompts.keys import PromptKey, digest_of
+from omnireuse.fingerprints.plain import digest_of
+from omnireuse.prompts.keys import PromptKey
 from omnireuse.prompts.view import Scope
 from omnireuse.stores.tier import Tier, TieredStore
 from omnireuse.stores.trees import compact_copy, flatten, storage_bytes, unflatten
 
-__all__ = ["CACHE_MISS", "Entry", "Left", "Outside", "Record"]
+__all__ = ["CACHE_MISS", "Entry", "Left", "Outside", "StoredEncoding"]
 
-Left = Sequence[tuple[tuple[str, str], Any]]
-"""Values that an encoding stored: the path, that of the module it is in or nothing, and the value."""
+Left = Sequence[tuple[str, Any]]
+"""Values that an encoding stored, each with its path."""
 
 
 class _Miss:
@@ -44,7 +45,7 @@ class Entry:
             look into are kept as they are: neither their bytes nor changes to them are noticed.
         label: names the entry in messages (the start of its prompt).
         key: under which it is stored.
-        left: attributes that the encoding stored anew, each with its path and that of its module or nothing.
+        left: attributes that the encoding stored anew, each with its path.
     """
 
     def __init__(self, value: object, label: str, key: PromptKey, left: Left) -> None:
@@ -122,11 +123,11 @@ def _is_fixed(value: Any) -> bool:
     return value is None or isinstance(value, (torch.Tensor, np.ndarray))
 
 
-_FORMAT = "5"
+_FORMAT = "6"
 
 
 @dataclass(frozen=True)
-class Record:
+class StoredEncoding:
     """One stored result.
 
     Args:
@@ -138,7 +139,7 @@ class Record:
     """
 
     ran: Sequence[str]
-    own: Sequence[tuple[str, str]]
+    own: Sequence[str]
     content: str
     left: Sequence[Any]
     value: Any
@@ -158,18 +159,18 @@ class Outside:
     def __init__(self, store: Tier | TieredStore, tag: str | None) -> None:
         self._store, self._tag = store, tag
 
-    def lookup(self, pipeline: object, arguments: PromptKey) -> Record | None:
+    def lookup(self, pipeline: object, arguments: PromptKey) -> StoredEncoding | None:
         """What some process kept for these arguments."""
         found = self._store.lookup(_name(arguments), None, namespace=self._namespace(pipeline))
-        return None if found is None else Record(*found)
+        return None if found is None else StoredEncoding(*found)
 
     def put(self, pipeline: object, arguments: PromptKey, scope: Scope, content: str, entry: Entry) -> None:
         """Keep an entry; the store counts what it cannot take."""
         value, target = entry.value(), entry.key.target
         _, leaves = flatten(value, opaque=True)
         follows = [isinstance(leaf, torch.Tensor) and leaf.device == target for leaf in leaves]
-        own, left = [list(each) for each in scope.own], [[list(where), held] for where, held in entry.left]
-        record = [sorted(scope.ran), own, content, left, value, follows]
+        left = [list(each) for each in entry.left]
+        record = [sorted(scope.ran), list(scope.own), content, left, value, follows]
         self._store.put(_name(arguments), record, namespace=self._namespace(pipeline))
 
     def _namespace(self, pipeline: object) -> str:

@@ -15,9 +15,10 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from omnireuse.fingerprints.plain import is_plain
+from omnireuse.fingerprints.survey import CONTAINERS, Survey, checked, plain_word, slots_of
+from omnireuse.fingerprints.tensors import reference
 from omnireuse.prompts.code import Code, is_library
-from omnireuse.prompts.keys import is_plain
-from omnireuse.prompts.survey import CONTAINERS, Survey, checked, plain_word, slots_of
 
 __all__ = ["ABSENT", "IDLE", "Look"]
 
@@ -42,7 +43,7 @@ class Look(Survey):
 
     Attributes:
         modules: those that are held, by path.
-        parts: surveys of what counts whole, by path.
+        whole: what counts whole, by path.
         owners: of each attribute how to find its object, and its name, by path.
         unseen: paths of modules that may run without a word of torch's hooks.
 
@@ -61,20 +62,17 @@ class Look(Survey):
             self._end(None)
         if old is not None:
             self._keep_sums(old)
-        self._code, self._known = None, dict[str, Survey]()
+        self._code = None
 
     def _look(self, pipeline: Any, old: Look | None) -> None:
-        self._begin(pipeline, old)
-        self._known = {} if old is None else old.parts
+        self._begin("", pipeline, old)
         self.modules: dict[str, weakref.ref[nn.Module]] = {}
-        self.parts: dict[str, Survey] = {}
+        self.whole: dict[str, Any] = {}
         self.owners: dict[str, tuple[Callable[[], Any], str]] = {}
         self.unseen: set[str] = set()
-        self._origin: Look | None = None
         self._slots: list[tuple[Any, str]] = []
-        self._paths: list[str] = []
-        self._values: list[Any] = []  # modules by weak reference
         self._ids: list[int] = []
+        self._pinned: list[Any] = []  # so that no other has its id meanwhile; modules by weak reference
         self._seen[id(pipeline)] = 0, pipeline
         self._pending: list[tuple[str, Any]] = [("", pipeline)]
         self._follow()
@@ -86,37 +84,9 @@ class Look(Survey):
         self._open("hooks of all modules")
         self._probe(_process_hooks, None)
 
-    def now(self) -> Look | None:
-        """The look as of now: this one if all is as it was, a copy if plain values changed, None if more did."""
-        if not self.holds():
-            return None
-        ids = [id(space.get(name, ABSENT)) for space, name in self._slots]
-        if ids == self._ids:
-            return self
-        values = [(n, self._slots[n][0].get(self._slots[n][1])) for n, known in enumerate(self._ids) if ids[n] != known]
-        if all(is_plain(value) and is_plain(self._values[n]) for n, value in values):
-            return self._with(values)
-        return None
-
     def holds(self) -> bool:
-        """Whether all is as it was that is no plain value in a place."""
-        return super().holds() and all(part.holds() for part in self.parts.values())
-
-    def digests(self, without: frozenset[str]) -> tuple[bytes, bytes, bytes | None]:
-        """As of a survey, with the parts."""
-        known = self._digests.get(without)
-        if known is None:
-            found = [super().digests(without), *[part.digests(without) for _, part in sorted(self.parts.items())]]
-            weights, here, there = zip(*found, strict=True)
-            known = b"".join(weights), b"".join(here), None if None in there else b"".join(there)
-            self._digests[without] = known
-        return known
-
-    def moved(self, now: Survey) -> set[str]:
-        """Paths whose content differs, those within parts as well."""
-        parts = now.parts if isinstance(now, Look) else {}
-        both = [(part, parts[path]) for path, part in self.parts.items() if path in parts]
-        return super().moved(now).union(*[was.moved(part) for was, part in both if was is not part])
+        """Whether all is as it was."""
+        return [id(space.get(name, ABSENT)) for space, name in self._slots] == self._ids and super().holds()
 
     def module(self, path: str) -> nn.Module | None:
         """The module that is held there."""
@@ -133,33 +103,14 @@ class Look(Survey):
 
     def owner(self, path: str) -> tuple[Any, str]:
         """The object that has an attribute, and its name; None for the object if it is gone."""
-        if path in self.owners:
-            find, name = self.owners[path]
-            return find(), name
-        root, _, name = path.rpartition(".")
-        return (self.parts[root].value if root in self.parts else None), name
+        find, name = self.owners[path]
+        return find(), name
 
     def release(self) -> None:
         """Keep nothing alive any more."""
         super().release()
         self._slots.clear()
-        self._values.clear()
-
-    def _with(self, changed: list[tuple[int, Any]]) -> Look:
-        """A copy with other plain values."""
-        new: Look = object.__new__(type(self))
-        vars(new).update(vars(self))
-        new._origin = self._origin or self  # which lets go of what both hold if a module is freed
-        new.items, new._ids, new._values = self.items.copy(), self._ids.copy(), self._values.copy()
-        paths = set()
-        for place, value in changed:
-            path, word = self._paths[place], (plain_word(value),)
-            new._ids[place], new._values[place] = id(value), value
-            if new.items[path] != word:
-                new.items[path] = word
-                paths.add(path)
-        new._digests = {without: known for without, known in self._digests.copy().items() if paths <= without}
-        return new
+        self._pinned.clear()
 
     def _follow(self) -> None:
         while self._pending:
@@ -189,10 +140,9 @@ class Look(Survey):
     def _slot(self, path: str, space: Any, name: str, owner: Any, *, is_whole: bool = False) -> None:
         value = space.get(name, ABSENT)
         self._slots.append((space, name))
-        self._paths.append(path)
         self._ids.append(id(value))
-        self._values.append(weakref.ref(value) if isinstance(value, nn.Module) else value)
-        self.owners[path] = _found_again(owner), name
+        self._pinned.append(weakref.ref(value) if isinstance(value, nn.Module) else value)
+        self.owners[path] = reference(owner), name
         self._open(path, value)
         if value is ABSENT:
             self._words.append("absent")
@@ -248,10 +198,7 @@ class Look(Survey):
             self._pending.append((path, value))
 
     def _whole(self, value: Any, path: str) -> None:
-        known = self._known.get(path)
-        if known is None or known.value is not value or not known.holds():
-            known = Survey(value, path, self._pipeline, known if known is not None and known.value is value else None)
-        self.parts[path] = known
+        self.whole[path] = value
         self._words.append("whole")
 
 
@@ -264,13 +211,6 @@ class _Attributes:
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a slot."""
         return getattr(self._thing, name, default)
-
-
-def _found_again(owner: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(owner)
-    except TypeError:
-        return lambda: owner
 
 
 def _floating(modules: list[nn.Module]) -> Iterator[tuple[Mapping[str, Any], str]]:

@@ -11,21 +11,22 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from omnireuse.errors import WrongTypeError
+from omnireuse.fingerprints.plain import UnkeyableError
 from omnireuse.prompts.call import EncodeCall
 from omnireuse.prompts.encoding import Encoding
 from omnireuse.prompts.entry import CACHE_MISS, Entry
-from omnireuse.prompts.keys import PromptKey, UnkeyableError
+from omnireuse.prompts.keys import PromptKey
 from omnireuse.prompts.view import Scope
 from omnireuse.stores.trees import flatten
 
-__all__ = ["Request"]
+__all__ = ["MissedCall"]
 
 logger = logging.getLogger("omnireuse")
 
 _TEXTS = (str, list, tuple)
 
 
-class Request:
+class MissedCall:
     """One call after its miss.
 
     Args:
@@ -56,22 +57,26 @@ class Request:
             if not self._call.is_open:
                 return self._again(*self._args, **self._kwargs)
             # Of other weights or settings than now, or changed by a consumer: then somebody loads again.
-            if isinstance(entry, Entry) and (led or entry.key in self._keys()):
+            if isinstance(entry, Entry) and (led or entry.key == self._key()):
                 value = self._cache.hand_out(entry)
                 if value is not CACHE_MISS:
                     self._cache.add("hits")
                     self._cache.add("coalesced", not led)
-                    self._call.hit(entry)
+                    self._call.hit(self._arguments, entry)
                     return value
 
     def _load(self) -> Any:
         """An entry from this process, from elsewhere, or of an encode; see `_encode`."""
-        found = [entry for key in self._keys() if (entry := self._cache.store.lookup(key, None)) is not None]
-        return found[0] if found else self._from_outside() or self._encode()
+        key = self._key()
+        found = None if key is None else self._cache.store.lookup(key, None)
+        return found or self._from_outside() or self._encode()
 
-    def _keys(self) -> list[PromptKey]:
-        """Keys of this call by what counts for any call: it may be spelled in another way."""
-        return self._call.keys(self._arguments)
+    def _key(self) -> PromptKey | None:
+        """The key of this call now; None if there is none."""
+        try:
+            return self._call.key_now(self._arguments)
+        except UnkeyableError:
+            return None
 
     def _from_outside(self) -> Entry | None:
         """What another process kept, if the same counts here, with the same content."""
@@ -79,7 +84,7 @@ class Request:
         record = None if outside is None else outside.lookup(call.pipeline, self._arguments)
         if record is None:
             return None
-        scope = Scope(frozenset(record.ran), tuple([(path, root) for path, root in record.own]))
+        scope = Scope(frozenset(record.ran), tuple(record.own))
         view = call.view(scope)
         state = call.state(scope, view)
         if state.elsewhere != record.content:
@@ -87,9 +92,8 @@ class Request:
         call.remember(self._arguments, scope)
         key = call.key(self._arguments, view, state)
         self._cache.add("outside_hits")
-        return self._cache.keep(
-            key, record.value_on(key.target), self._label, [((path, root), held) for (path, root), held in record.left]
-        )
+        left = [(path, held) for path, held in record.left]
+        return self._cache.keep(key, record.value_on(key.target), self._label, left)
 
     def _encode(self) -> Any:
         """An entry with the result; None if it cannot be shared; `CACHE_MISS` if it is out of date already."""

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
+from omnireuse.fingerprints.plain import UnkeyableError, digest_of
+from omnireuse.fingerprints.survey import Survey
 from omnireuse.prompts.code import Code, facts_of_class
-from omnireuse.prompts.keys import UnkeyableError, digest_of
 from omnireuse.prompts.look import ABSENT, IDLE, Look
-from omnireuse.prompts.survey import Survey
 
 __all__ = ["Scope", "State", "View", "Write", "Writes", "held_by"]
 
@@ -38,14 +38,11 @@ class Scope(NamedTuple):
 
     Args:
         ran: paths of the modules that ran, wholly or in part: they count with all that they are.
-        own: paths of values that the call wrote itself, each with that of the module that ran and that it is in, or
-            nothing: they count by how often somebody else wrote them.
-        strays: modules that ran and that no attribute leads to.
+        own: paths of values that the call wrote itself: they count by how often somebody else wrote them.
     """
 
-    ran: frozenset[str]
-    own: tuple[tuple[str, str], ...] = ()
-    strays: tuple[weakref.ref[nn.Module], ...] = ()
+    ran: frozenset[str] = frozenset()
+    own: tuple[str, ...] = ()
 
 
 class Write(enum.Enum):
@@ -59,11 +56,16 @@ class View(NamedTuple):
 
     Args:
         look: what it holds under mentioned names.
-        ran: surveys of the modules that ran, by path.
+        surveys: of the modules that ran, and of what counts whole, by path.
     """
 
     look: Look
-    ran: dict[str, Survey]
+    surveys: dict[str, Survey]
+
+    @property
+    def ran(self) -> list[str]:
+        """Paths of the modules that ran."""
+        return sorted(self.surveys.keys() - self.look.whole.keys())
 
     def state(self, own: frozenset[str], written: Any) -> State:
         """The digests.
@@ -73,22 +75,20 @@ class View(NamedTuple):
             written: how often others wrote those.
         """
         without = own | {f"{path}{IDLE}" for path in self.ran}
-        found = [self.look.digests(without), *[survey.digests(own) for _, survey in sorted(self.ran.items())]]
-        weights, here, there = zip(*found, strict=True)
-        is_portable = None not in there and not any(path.startswith("<") for path in self.ran)
-        elsewhere = digest_of(*weights, *there).hex() if is_portable else None
-        return State(digest_of(*weights), digest_of(*here, repr((sorted(self.ran), written)).encode()), elsewhere)
+        surveys = [self.look, *[survey for _, survey in sorted(self.surveys.items())]]
+        weights, here, there = zip(*[each.digests(without) for each in surveys], strict=True)
+        elsewhere = None if None in there else digest_of(*weights, *there).hex()
+        return State(digest_of(*weights), digest_of(*here, repr((self.ran, written)).encode()), elsewhere)
 
-    def moved(self, now: View) -> dict[str, str]:
-        """Paths whose content differs, each with that of the module that ran and that it is in, or nothing."""
-        found = {path: root for root, was in self.ran.items() if root in now.ran for path in was.moved(now.ran[root])}
-        found |= dict.fromkeys(self.ran.keys() ^ now.ran.keys(), "")
-        idle = {f"{path}{IDLE}" for path in self.ran}
-        return found | dict.fromkeys(self.look.moved(now.look) - idle, "")
+    def moved(self, now: View) -> set[str]:
+        """Paths whose content differs."""
+        both = self.surveys.keys() & now.surveys.keys()
+        found = self.look.moved(now.look).union(*[self.surveys[path].moved(now.surveys[path]) for path in both])
+        return (found | (self.surveys.keys() ^ now.surveys.keys())) - {f"{path}{IDLE}" for path in self.ran}
 
-    def written(self, path: str, root: str, now: View, code: Code) -> Write:
+    def written(self, path: str, now: View, code: Code) -> Write:
         """How the call wrote what moved, by what the code says."""
-        was, survey = self._of(root), now._of(root)
+        was, survey = self._of(path), now._of(path)
         facts = code.facts.and_of([facts_of_class(kind) for kind in was.kinds])
         name = _name(path)
         is_count = not {name, name.lstrip(":")} & (facts.anew | facts.used)
@@ -100,37 +100,36 @@ class View(NamedTuple):
             return Write.FOREIGN
         return Write.ANEW if name in facts.anew else Write.COUNT if is_count else Write.UPDATE
 
-    def _of(self, root: str) -> Survey:
-        return self.ran[root] if root else self.look
+    def _of(self, path: str) -> Survey:
+        """What a path is in."""
+        roots = [root for root in self.surveys if path.startswith(root) and f"{path} "[len(root)] in " .:["]
+        return self.surveys[max(roots, key=len)] if roots and path not in self.look.items else self.look
 
-    def is_same(self, other: View) -> bool:
-        """Whether nothing was looked at anew."""
-        return self.look is other.look and self.ran == other.ran
-
-    def owner(self, path: str, root: str) -> tuple[Any, str]:
-        """The object that has an attribute, and its name."""
-        if not root:
+    def owner(self, path: str) -> tuple[Any, str]:
+        """The object that has an attribute, and its name; None for the object if it is gone."""
+        survey = self._of(path)
+        if survey is self.look:
             return self.look.owner(path)
-        place, _, name = path.removeprefix(f"{root}.").rpartition(".")
-        module = self.ran[root].value
-        return (None if module is None else module.get_submodule(place)), name
+        place, _, name = path.removeprefix(f"{survey.path}.").rpartition(".")
+        value = survey.value
+        return (value.get_submodule(place) if isinstance(value, nn.Module) else value), name
 
-    def content(self, path: str, root: str) -> Any:
+    def content(self, path: str) -> Any:
         """What a path holds, to be compared."""
-        return self._of(root).content(path)
+        return self._of(path).content(path)
 
     def wants_gradients(self) -> bool:
         """Whether a weight of a module that ran requires a gradient."""
-        return any(tensor.requires_grad for survey in self.ran.values() for tensor in survey.tensors)
+        return any(tensor.requires_grad for path in self.ran for tensor in self.surveys[path].tensors)
 
     def is_training(self) -> bool:
         """Whether a layer that ran is in training mode."""
-        modules = [module for survey in self.ran.values() if (module := survey.value) is not None]
+        modules = [module for path in self.ran if (module := self.surveys[path].value) is not None]
         return any(layer.training for module in modules for layer in module.modules())
 
     def device(self) -> torch.device | None:
         """Where the first weight is now; None without weights."""
-        surveys = [*self.ran.values(), self.look]
+        surveys = [*[self.surveys[path] for path in self.ran], self.look]
         return next((survey.tensors[0].device for survey in surveys if survey.tensors), None)
 
 
@@ -158,8 +157,9 @@ class Writes:
     def __init__(self, call: Any) -> None:
         self._call = weakref.ref(call)
         self._lock = threading.Lock()
-        self._left: dict[tuple[str, str], Any] = {}
-        self._others: dict[tuple[str, str], int] = {}
+        self._left: dict[str, Any] = {}
+        self._others: dict[str, int] = {}
+        self._ran: set[str] = set()
         self._active = self._begun = 0
 
     @property
@@ -167,12 +167,12 @@ class Writes:
         """Whether any call has written anything."""
         return bool(self._left)
 
-    def of_others(self, view: View, own: Iterable[tuple[str, str]]) -> tuple[int, ...]:
+    def of_others(self, view: View, own: Iterable[str]) -> tuple[int, ...]:
         """How often others have written each of these. While a call goes on, its writes are no one else's."""
         if not self._left:
             return ()
         with self._lock:
-            if any(content != self._left[each] for each, content in self._contents(view).items()):
+            if not {*self._ran} <= {*view.ran} or any(view.content(each) != was for each, was in self._left.items()):
                 self._compare()  # by a view of now: a call may have ended since that one
             return tuple([self._others.get(each, 0) for each in own])
 
@@ -189,14 +189,16 @@ class Writes:
         with self._lock:
             return ticket == (True, self._begun - 1)
 
-    def end(self, own: Iterable[tuple[str, str]] = ()) -> None:
+    def end(self, own: Iterable[str] = (), ran: Iterable[str] = ()) -> None:
         """A call is over; calls have left what is there now.
 
         Args:
-            own: see `Scope`; what this one wrote.
+            own: what this one both reads and writes.
+            ran: see `Scope`.
         """
         with self._lock:
             self._left |= {each: self._left.get(each) for each in own}
+            self._ran |= {*ran} if self._left else set()
             self._left |= self._now()
             self._active -= 1
 
@@ -206,14 +208,12 @@ class Writes:
             for each in [each for each, content in now.items() if content != self._left[each]]:
                 self._left[each], self._others[each] = now[each], self._others.get(each, 0) + 1
 
-    def _now(self) -> dict[tuple[str, str], Any]:
+    def _now(self) -> dict[str, Any]:
         call = self._call()
         if not self._left or call is None:
             return {}
         try:
-            return self._contents(call.view_of({root for _, root in self._left if root}))
+            view = call.view(Scope(frozenset(self._ran)))
         except UnkeyableError:  # the call itself says so
             return {}
-
-    def _contents(self, view: View) -> dict[tuple[str, str], Any]:
-        return {each: view.content(*each) for each in self._left if not each[1] or each[1] in view.ran}
+        return {each: view.content(each) for each in self._left}

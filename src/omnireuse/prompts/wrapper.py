@@ -9,13 +9,13 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from omnireuse.fingerprints.plain import UnkeyableError
+from omnireuse.fingerprints.watch import suspect_stepped
 from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
 from omnireuse.prompts.call import EncodeCall
 from omnireuse.prompts.encoding import is_encoding
 from omnireuse.prompts.entry import CACHE_MISS
-from omnireuse.prompts.keys import UnkeyableError
-from omnireuse.prompts.request import Request
-from omnireuse.prompts.watch import suspect_stepped
+from omnireuse.prompts.request import MissedCall
 
 __all__ = ["CachedEncodePrompt"]
 
@@ -54,8 +54,7 @@ class CachedEncodePrompt:
             return call.aside(args, kwargs)
         try:
             arguments = call.arguments(pipeline, call.bind(*args, **kwargs))
-            scope = call.scope(arguments)
-            key = None if scope is None else call.key(arguments, *call.now(scope))
+            key = call.key_now(arguments)
         except UnkeyableError as error:
             cache.bypass(error.reason, error.where)
             return call.aside(args, kwargs)
@@ -66,9 +65,9 @@ class CachedEncodePrompt:
         value = CACHE_MISS if entry is None else cache.hand_out(entry)
         if entry is not None and value is not CACHE_MISS:
             cache.add("hits")
-            call.hit(entry)
+            call.hit(arguments, entry)
             return value
-        return Request(call, arguments, args, kwargs, self).run()
+        return MissedCall(call, arguments, args, kwargs, self).run()
 
     @property
     def pipeline(self) -> Any:

@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
+from omnireuse import messages
 from omnireuse.errors import OmniReuseError, WrongTypeError
 
 __all__ = ["CorruptValueError", "decode", "encode"]
@@ -75,10 +76,7 @@ def _structure(value: Any, tensors: dict[str, torch.Tensor], names: dict[int, st
         return {kind.__name__: [_structure(item, tensors, names) for item in value]}
     if kind is dict and all(type(name) is str for name in value):
         return {"dict": {name: _structure(item, tensors, names) for name, item in value.items()}}
-    raise WrongTypeError(
-        "value: only tensors, plain values, tuples, lists and dicts with text keys can leave the process, got "
-        f"{kind.__qualname__}"
-    )
+    raise WrongTypeError(messages.VALUE_NOT_PLAIN, kind=kind.__qualname__)
 
 
 def _value(structure: object, tensors: dict[str, torch.Tensor]) -> Any:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Annotated, Generic, TypeVar
 
-from omnireuse.errors import ConfigError
+from omnireuse.base.validation import Range, check_value, is_whole
 
 __all__ = ["MemoryStore", "check_budget"]
+
+_NO_LIMIT = "pass None for no limit, or turn the cache off to store nothing"
+Budget = Annotated[int, Range("be an integer of at least 1", partial(is_whole, least=1), _NO_LIMIT)]
 
 V = TypeVar("V")
 D = TypeVar("D")
@@ -110,7 +114,5 @@ class MemoryStore(Generic[V]):
 
 def check_budget(owner: str, name: str, value: int | None) -> int | None:
     """Return `value` if it is None or an integer ≥ 1."""
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
-        return value
-    do = "pass None for no limit, or turn the cache off to store nothing"
-    raise ConfigError.of_fields(owner, {name: repr(value)}, "be an integer of at least 1", repr(value), do)
+    check_value(owner, name, value, Budget | None)
+    return value

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse import messages
 from omnireuse.errors import WrongTypeError
 
 __all__ = ["Structure", "compact_copy", "flatten", "storage_bytes", "unflatten"]
@@ -94,9 +95,7 @@ def flatten(value: object, *, opaque: bool = False) -> tuple[Structure, list[Any
         elif opaque and not isinstance(item, Iterator):
             kept.append(_Opaque(item.detach() if isinstance(item, torch.Tensor) else item))
         else:
-            raise WrongTypeError(
-                f"value: must be made of dense tensors and plain values, got {type(item).__qualname__}"
-            )
+            raise WrongTypeError(messages.VALUE_NOT_DENSE, kind=type(item).__qualname__)
     return Structure(spec, tuple(kept)), leaves
 
 

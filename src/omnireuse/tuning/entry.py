@@ -25,11 +25,10 @@ from omnireuse.summary.tuning import BEGINS, GOES_ON, Tuning
 from omnireuse.tuning.budget import Budget, Ledger, Work, work_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.fewest import search_for
-from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.lean import REFERENCES, LeanSearch
 from omnireuse.tuning.own_work import OwnWork
 from omnireuse.tuning.pulse import StoppedError
-from omnireuse.tuning.recording import Recording
+from omnireuse.tuning.recording import FullRun, Recording
 from omnireuse.tuning.search import MOST_WORK, Search
 from omnireuse.tuning.store import Measured, SearchRecord, Store
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials, finished

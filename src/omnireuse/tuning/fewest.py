@@ -8,14 +8,16 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
+from omnireuse import messages
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.forecasters import Blend
 from omnireuse.loop.strategy import Strategy
 from omnireuse.planning.path import OutputProducts
+from omnireuse.planning.planner import Planner
 from omnireuse.profiles.coverage import bound_of_few
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import JUDGED, Budget
-from omnireuse.tuning.full_run import relative_errors
+from omnireuse.tuning.recording import relative_errors
 from omnireuse.tuning.search import Candidate, CandidateRecord, DueTrial, GivenSteps, Search
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials
 
@@ -23,6 +25,8 @@ __all__ = ["FewestSteps", "bounds", "count_for", "search_for"]
 
 GROWTHS = {"tolerance": 0.0, "quality": 2.0}
 """What plans assume of errors on their way (`Planner`): a tolerance is of the final latents, a quality of pictures."""
+GIVEN_GROWTHS = (0.0, 2.0)
+"""The same for a given number of steps: trials decide (``python -m bench tune``)."""
 LARGEST_SPEEDUP = 7
 """All steps over the fewest computed steps that are tried."""
 FIRST = {"tolerance": 0.8, "quality": 0.5}
@@ -51,13 +55,10 @@ class FewestSteps(Search):
     """
 
     def __init__(self, budget: Budget, earlier: Sequence[OutputProducts] = ()) -> None:
-        super().__init__(budget.noises, earlier)
-        self._rule, self._quality, name, self._value = (
-            budget.rule,
-            budget.aim.quality,
-            budget.aim.name,
-            budget.aim.value,
-        )
+        super().__init__(budget.noises)
+        self._earlier = earlier
+        aim, name = budget.aim, budget.aim.name
+        self._rule, self._quality, self._value = budget.rule, aim.quality, aim.value
         self._growth, self._share, self._further = GROWTHS[name], FIRST[name], FURTHER[name]
         self._computed = float(self._total)
         """Computed steps without a plan."""
@@ -93,7 +94,8 @@ class FewestSteps(Search):
         count = min(max(wanted, fewest), most)
         if fewest > count or count in self._tried:
             return None
-        steps = self._planned(_fitted_to(calls), count, self._growth)
+        products = [*self._earlier, *(call.full.products for call in _fitted_to(calls))]
+        steps = Planner(products, self._noises, fewest=count, growth=self._growth).best(count)
         fits = all(call.full.unfit is None for call in calls)
         candidate = (
             Candidate.of_fit(steps, self._total, FITTED_TO) if fits else Candidate(steps=steps, total=self._total)
@@ -117,10 +119,7 @@ class FewestSteps(Search):
         self._see(calls, trials)
         self._untuned = [0.0] * sum(call.full.pictures for call in calls)
         if any(each is None for each in self._pictures.values()):
-            raise UnsupportedModelError(
-                "a quality is one of pictures, and the call returns none that can be recognised, such as "
-                "output_type='pil' gives; a tolerance= is one of latents"
-            )
+            raise UnsupportedModelError(messages.NO_PICTURES_MADE)
         yield from ()
 
     def _excesses(self) -> dict[int, float]:
@@ -153,12 +152,12 @@ def search_for(
     pictures: int,
     kept: Sequence[CandidateRecord],
 ) -> Search:
-    """The search for a budget; arguments as of `GivenSteps`.
-
-    A further axis of plans is a `Search` around this one: once nothing is `due` here, it tries its candidates on the
-    `plan` that this has, and returns that plan with the field of the one that it takes.
-    """
-    return FewestSteps(budget, earlier) if budget.aim else GivenSteps(budget, calls, earlier, pictures, kept)
+    """The search for a budget; arguments as of the two searches. Once nothing is due there, `LeanSearch` goes on."""
+    if budget.aim:
+        return FewestSteps(budget, earlier)
+    products, count = [*earlier, *(call.full.products for call in calls)], len(budget.steps)
+    planners = (Planner(products, budget.noises, fewest=count, growth=each) for each in GIVEN_GROWTHS if not kept)
+    return GivenSteps(budget, calls, [each.best(count) for each in planners], pictures, kept)
 
 
 def _fitted_to(calls: Sequence[MeasuredCall]) -> Sequence[MeasuredCall]:

@@ -9,7 +9,7 @@ import msgspec
 
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import SHORT_ERROR, Budget
-from omnireuse.tuning.full_run import relative_errors
+from omnireuse.tuning.recording import relative_errors
 from omnireuse.tuning.search import CandidateRecord, DueTrial, Search
 from omnireuse.tuning.trials import MeasuredCall, Pausing, SessionTrials, Trials
 
@@ -33,7 +33,7 @@ class LeanSearch(Search):
     """
 
     def __init__(self, inner: Search, budget: Budget) -> None:
-        super().__init__(budget.noises, ())
+        super().__init__(budget.noises)
         self._inner, self._budget = inner, budget
         self._left = list(CANDIDATES)
         self._errors: list[float] = []

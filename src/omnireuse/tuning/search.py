@@ -18,18 +18,14 @@ from omnireuse.forecasters import forecaster_named
 from omnireuse.loop.strategy import Strategy
 from omnireuse.pipelines.pictures import Picture, capped_psnr
 from omnireuse.planning.fit import FitState, WeightFit
-from omnireuse.planning.path import OutputProducts
-from omnireuse.planning.planner import Planner
 from omnireuse.policies import Steps
 from omnireuse.profiles.plan import FITTED, Evidence, Plan
 from omnireuse.tuning.budget import SHORT_ERROR, Budget
-from omnireuse.tuning.full_run import decibels, relative_errors
+from omnireuse.tuning.recording import decibels, relative_errors
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials
 
-__all__ = ["Candidate", "CandidateRecord", "DueTrial", "GivenSteps", "Search", "clearly_closest"]
+__all__ = ["Candidate", "CandidateRecord", "DueTrial", "GivenSteps", "Search", "clearly_closest", "closest"]
 
-GROWTHS = (0.0, 2.0)
-"""What plans assume of errors on their way to the picture (`Planner`): trials decide (``python -m bench tune``)."""
 LEAST_GAIN = 5.0
 """dB over the root of the number of pictures, by which a fitted plan must be closer than the untuned default in the
 pictures that it was fitted on. On other pictures it loses up to 5 dB of its gain there (``python -m bench tune``)."""
@@ -195,11 +191,10 @@ class Search(ABC):
 
     Args:
         noises: noise fraction at each step.
-        earlier: what is known of calls of other processes, for plans.
     """
 
-    def __init__(self, noises: tuple[float, ...], earlier: Sequence[OutputProducts]) -> None:
-        self._noises, self._total, self._earlier = noises, len(noises), earlier
+    def __init__(self, noises: tuple[float, ...]) -> None:
+        self._noises, self._total = noises, len(noises)
         self.runs = 0.0
         """Work of the trial runs so far, in full runs."""
         self._pictures = dict[int, Sequence[Picture] | None]()
@@ -259,11 +254,6 @@ class Search(ABC):
             if number not in self._pictures:
                 self._pictures[number] = trials.pictures(call)
 
-    def _planned(self, calls: Sequence[MeasuredCall], budget: int, growth: float) -> tuple[int, ...]:
-        """The schedule of so many computed steps with the least error expected (`Planner`)."""
-        products = OutputProducts.joined([*self._earlier, *(call.full.products for call in calls)])
-        return Planner(products, self._noises, fewest=budget, growth=growth).best(budget)
-
 
 class GivenSteps(Search):
     """The candidates for a given number of computed steps: the untuned default, and schedules whose weights are fitted.
@@ -271,21 +261,23 @@ class GivenSteps(Search):
 
     Args:
         budget: with a number of computed steps.
-        calls: measured so far, at least one; schedules are planned from them.
-        earlier: what is known of calls of other processes.
+        calls: measured so far, at least one.
+        planned: schedules that are tried beside that of the budget.
         pictures: that each candidate follows, ≥ 1.
-        kept: what an earlier process has tried; the candidates are made from it in place of new plans.
+        kept: what an earlier process has tried; the candidates are made from it in place of these schedules.
+        most_work: of the trials of one call, in full runs.
     """
 
     def __init__(
         self,
         budget: Budget,
         calls: Sequence[MeasuredCall],
-        earlier: Sequence[OutputProducts] = (),
+        planned: Sequence[tuple[int, ...]],
         pictures: int = 1,
         kept: Sequence[CandidateRecord] = (),
+        most_work: float = MOST_WORK,
     ) -> None:
-        super().__init__(budget.noises, earlier)
+        super().__init__(budget.noises)
         self._wanted = pictures
         self.untuned: Candidate | None = None
         self.others: list[Candidate] = []
@@ -295,11 +287,11 @@ class GivenSteps(Search):
             self.others = found
             self._first = 1 + max((number for each in kept for number in each.numbers), default=-1)
             return
-        steps, left, total = budget.steps, MOST_WORK, self._total
+        steps, left, total = budget.steps, most_work, self._total
         if budget.reuses:
             self.untuned = Candidate(steps=steps, total=total)
             left -= self.untuned.cost(calls)
-        planned = dict.fromkeys(self._planned(calls, len(steps), growth) for growth in GROWTHS)
+        planned = tuple(dict.fromkeys(planned))
         if all(call.full.unfit is None for call in calls):
             others = [Candidate.of_fit(each, total) for each in dict.fromkeys((*planned, steps))]
         else:
@@ -361,6 +353,11 @@ class GivenSteps(Search):
         return best.plan(untuned=tuple(_matching(best, self.untuned, self.untuned.errors)))
 
 
+def closest(candidates: Sequence[Candidate]) -> Candidate | None:
+    """The one whose pictures are closest on average; None without any."""
+    return max(candidates, key=lambda each: statistics.fmean(each.closeness), default=None)
+
+
 def clearly_closest(others: Sequence[Candidate], untuned: Candidate | None) -> Candidate | None:
     """The schedule whose pictures are closest, of those that leave no picture's latents farther than the untuned
     default does; None if it is not closer than that by enough. Each is compared in the pictures that it has followed.
@@ -369,7 +366,7 @@ def clearly_closest(others: Sequence[Candidate], untuned: Candidate | None) -> C
         untuned: which has followed them all; None if the default computes every step.
     """
     if untuned is None:
-        best = max(others, key=lambda each: statistics.fmean(each.closeness), default=None)
+        best = closest(others)
         return None if best is None or max(best.errors) > SHORT_ERROR else best
 
     def gain(candidate: Candidate) -> float:

@@ -15,11 +15,11 @@ import pytest
 import torch
 
 from bench import _reference_quality, references
+from bench._editing_peers import Dropped, RegionWise, TextKept, Whole
 from bench._editing_size import EDITING as SIZES
 from bench._editing_size import EditingSampler
 from omnireuse.errors import ConfigError
 from omnireuse.references import DECLARED
-from omnireuse_lab.peers.editing import Dropped, RegionWise, TextKept, Whole
 from tests.helpers.editing import EDITING
 
 STEPS = 5

@@ -4,7 +4,7 @@ import runpy
 
 import pytest
 
-from omnireuse.prompts.survey import Survey
+from omnireuse.fingerprints.survey import Survey
 from tests import TOP
 
 pytest.importorskip("skimage", reason="needs omnireuse-lab")

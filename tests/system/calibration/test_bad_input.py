@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.calibration.runner import PipelineRunner
+from omnireuse.calibration.runs import PromptRuns
 from omnireuse.cli import main
 from omnireuse.errors import ConfigError
 from reference.load import find_image_pipeline
@@ -70,7 +70,7 @@ def test_an_interrupt_before_anything_was_found_leaves_no_trace(monkeypatch: pyt
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(PipelineRunner, "again", interrupt)
+    monkeypatch.setattr(PromptRuns, "again", interrupt)
     with pytest.raises(KeyboardInterrupt):
         omnireuse.calibrate(pipeline, PROMPTS, steps=5)
     omnireuse.enable(pipeline).disable()

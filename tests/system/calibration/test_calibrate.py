@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import omnireuse
 from omnireuse import Profile
-from omnireuse.calibration.runner import PipelineRunner
+from omnireuse.calibration.runs import PromptRuns
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.tuning.search import Candidate
 from reference.load import SAMPLING, load_image_pipeline
@@ -47,10 +47,11 @@ def test_a_profile_holds_a_plan_for_each_budget(profile: Profile) -> None:
 
 
 def test_a_search_is_never_worse_than_what_it_starts_from(pipeline: Any, profile: Profile) -> None:
-    runner = PipelineRunner(pipeline, PROMPTS[:2], seed=0, call={"num_inference_steps": 8, **CALL})
+    runs = PromptRuns(pipeline, PROMPTS[:2], seed=0, call={"num_inference_steps": 8, **CALL})
     schedule = omnireuse.Spread(num_computed=4, power=1.7).schedule(8)
     default = omnireuse.Strategy(policy=omnireuse.Steps(steps=tuple(sorted(schedule))), forecaster=omnireuse.Blend())
-    given = runner.score(default, range(2), runner.full_run(range(2)).pictures)
+    runs.full_run(range(2))
+    given = runs.score(default, range(2))
     assert profile.plans[4].psnr >= sum(given) / 2 - 1e-6
 
 
@@ -121,7 +122,7 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str) -> None
 def test_bad_arguments_are_refused_before_anything_runs(
     pipeline: Any, arguments: dict[str, Any], complaint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PipelineRunner, "full_run", lambda *_, **__: pytest.fail("work began"))
+    monkeypatch.setattr(PromptRuns, "full_run", lambda *_, **__: pytest.fail("work began"))
     with pytest.raises(ConfigError, match=complaint):
         omnireuse.calibrate(pipeline, **{"prompts": PROMPTS, **arguments})
 

@@ -15,7 +15,7 @@ import torch
 import omnireuse
 from omnireuse import Profile
 from omnireuse.arguments.targets import strategy_of
-from omnireuse.calibration.runner import PipelineRunner
+from omnireuse.calibration.runs import PromptRuns
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.data import DiffusionCacheConfig
 from omnireuse.errors import ConfigError, StateError
@@ -119,12 +119,13 @@ def test_a_batch_is_measured_too() -> None:
 
 def test_measuring_changes_nothing_and_leaves_no_trace() -> None:
     pipeline = Prompted()
-    runner = PipelineRunner(pipeline, PROMPTS, seed=0, call={"num_inference_steps": 4})
+    runs = PromptRuns(pipeline, PROMPTS, seed=0, call={"num_inference_steps": 4})
     plain = pipeline(
         PROMPTS[0], num_inference_steps=4, generator=torch.Generator().manual_seed(0), output_type="np"
     ).images
     classes = [type(module) for module in pipeline.transformer.modules()]
-    (picture,) = runner.full_run(range(1), record=True).pictures
+    runs.full_run(range(1), record=True)
+    (picture,) = runs.made[range(1)]
     np.testing.assert_array_equal(picture, plain[0])
     assert [type(module) for module in pipeline.transformer.modules()] == classes
 
@@ -132,11 +133,11 @@ def test_measuring_changes_nothing_and_leaves_no_trace() -> None:
 def test_a_calibration_keeps_as_much_as_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording, "MOST_BYTES", 1000)
     monkeypatch.setattr(recording, "ON_DEVICE", 0)
-    runner = PipelineRunner(Prompted(), PROMPTS, seed=0, call={"num_inference_steps": 4})
-    full = runner.full_run(range(1), record=True).full
+    runs = PromptRuns(Prompted(), PROMPTS, seed=0, call={"num_inference_steps": 4})
+    full = runs.full_run(range(1), record=True)
     assert full is not None
     assert len(full.path.latents) == 4 + 1
-    assert runner.full_run(range(1)).full is None
+    assert runs.full_run(range(1)) is None
 
 
 def test_memory_does_not_grow_with_the_number_of_runs() -> None:
@@ -152,10 +153,10 @@ def test_memory_does_not_grow_with_the_number_of_runs() -> None:
             alive = {id(each): each.nbytes for each in tensors if each.layout is torch.strided}
             most = max(most, sum(alive.values()))
 
-        runner = PipelineRunner(pipeline, prompts, seed=0, call={"num_inference_steps": 4})
+        runs = PromptRuns(pipeline, prompts, seed=0, call={"num_inference_steps": 4})
         pipeline.transformer.register_forward_hook(weigh)
         for place in range(len(prompts)):
-            runner.full_run(range(place, place + 1), record=True)
+            runs.full_run(range(place, place + 1), record=True)
         return most
 
     gc.collect()

@@ -36,7 +36,7 @@ def left(outputs: np.ndarray, nodes: list[int], target: np.ndarray) -> np.ndarra
 def test_a_schedule_is_expected_to_leave_what_the_best_weights_leave(steps: tuple[int, ...]) -> None:
     outputs, products = full_runs(samples=3, seed=1)
     growth, disturbance = 1.5, 0.3
-    planner = Planner(products, COORDINATES, fewest=4, growth=growth)
+    planner = Planner([products], COORDINATES, fewest=4, growth=growth)
     moved = np.einsum("nbse,s->nse", outputs, products.effects)
     error = np.zeros(len(outputs))
     for place, (i, j) in enumerate(zip(steps, (*steps[1:], STEPS), strict=True)):
@@ -54,7 +54,7 @@ def test_a_schedule_is_expected_to_leave_what_the_best_weights_leave(steps: tupl
 @given(seed=st.integers(0, 1000), budget=st.integers(3, 6), growth=st.sampled_from([0.0, 4.0]))
 def test_no_schedule_is_expected_to_be_better_than_the_plan(seed: int, budget: int, growth: float) -> None:
     _, products = full_runs(samples=1, seed=seed)
-    planner = Planner(products, COORDINATES, fewest=3, growth=growth)
+    planner = Planner([products], COORDINATES, fewest=3, growth=growth)
     planned = planner.best(budget)
     every = [(0, *others) for others in combinations(range(1, STEPS), budget - 1)]
     assert planned in every
@@ -65,7 +65,7 @@ def test_a_plan_is_made_for_the_mean_psnr_of_all_samples() -> None:
     _, products = full_runs(samples=4, seed=5)
     # One sample whose errors are large would decide alone if squared errors counted.
     products.products[0] *= 1e6
-    planner = Planner(products, COORDINATES, fewest=3, growth=0.0)
+    planner = Planner([products], COORDINATES, fewest=3, growth=0.0)
     every = [(0, *others) for others in combinations(range(1, STEPS), 3)]
     assert planner.expected(planner.best(4)) >= max(map(planner.expected, every)) - 0.5
 

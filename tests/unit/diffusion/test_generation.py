@@ -19,6 +19,7 @@ from omnireuse.errors import ConfigError, OmniReuseError
 from omnireuse.forecasters import Forecaster
 from omnireuse.loop.events import Choice, Decision
 from omnireuse.loop.generation import Generation, layout_of
+from omnireuse.loop.wave import Wave
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.noise.schedulers import noise_levels
 from omnireuse.policies import StepMask
@@ -219,16 +220,26 @@ def test_a_host_may_compute_a_step_that_could_be_reused() -> None:
 
 def test_samples_that_are_decided_on_one_by_one_get_what_they_get_alone() -> None:
     strategy = Strategy(policy=ErrorControl(tolerance=0.3), forecaster=Blend())
-    alone = [request(strategy, 12, 0), request(strategy, 12, 1)]
-    together = request(strategy, 12, 0)
-    together.latents, together.generation.samples = torch.cat([each.latents[:1] for each in alone]), 2
+    alone, events = [request(strategy, 12, 0), request(strategy, 12, 1)], list[Decision]()
+    levels = alone[0].levels
+    wave, latents = (
+        Wave([Generation(strategy, levels, emit=events.append)], 2),
+        torch.cat([r.latents[:1] for r in alone]),
+    )
     for each in alone:
         each.latents = each.latents[:1]
         while each.is_running:
             each.step_alone()
-    while together.is_running:
-        step_together([together])
-    torch.testing.assert_close(together.latents, torch.cat([each.latents for each in alone]))
+    ends = [level.coordinate for level in levels[1:]] + [0.0]
+    for step, (level, end) in enumerate(zip(levels, ends, strict=True)):
+        output = None
+        if wave.computes(step, latents):
+            output = model(latents, level)
+            output[wave.reused_rows] = torch.nan  # the host need not compute these rows
+        latents = latents + (end - level.coordinate) * wave.use(output, latents)
+    torch.testing.assert_close(latents, torch.cat([each.latents for each in alone]))
+    assert len({(event.step, event.reused) for event in events}) > len(levels), "rows differ at some step"
+    assert {event.sample for event in events} == {0, 1}
 
 
 def strategies() -> st.SearchStrategy[Strategy]:
@@ -333,17 +344,14 @@ def test_a_run_begins_at_one_of_its_steps(arguments: dict[str, Any], message: st
 def test_the_first_branch_decides_for_a_later_call_of_the_only_sample() -> None:
     # Guidance stacks two rows in one call; a call for one branch more has one row, and no sample to name.
     strategy = Strategy(policy=EVERY_OTHER, region="call", shared_cfg_decision=True)
-    generation, latents, reasons = Generation(strategy, levels_of(6)), torch.ones(1, 4), []
+    wave, latents, reasons = Wave([Generation(strategy, levels_of(6))]), torch.ones(1, 4), []
     for _ in range(3):
-        for branch, samples in (("stacked", (0, 1)), ("alone", (None,))):
-            for sample in samples:
-                choice = generation.decide(branch, order=int(branch == "alone"), sample=sample)
-                if choice.reuse:
-                    generation.carry_out(choice, None, latents)
-                else:
-                    generation.carry_out(choice, latents, latents)
+        wave.answer(wave.ask(2, "stacked", signal=None), [latents], [latents])
+        choice = wave.generations[0].decide("alone", order=1)
+        wave.generations[0].carry_out(choice, latents, latents)
         reasons.append(choice.reason)
-        generation.advance()
+        for each in wave.generations:
+            each.advance()
     assert reasons == ["first", "together", "together"]
 
 

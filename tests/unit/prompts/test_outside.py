@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptCacheOptions, install_prompt_embed_cache
-from omnireuse.prompts.checksum import tensor_checksum
+from omnireuse.fingerprints.checksums import checksums
 from omnireuse.stores.disk import DiskTier
 from omnireuse.stores.redis import RedisTier
 from tests import TOP
@@ -105,13 +105,13 @@ def test_a_dead_tier_costs_a_miss_and_no_more(tmp_path):
 
 def test_the_checksum_sees_order_and_every_byte():
     base = torch.arange(30, dtype=torch.uint8)
-    sums = {tensor_checksum(base), tensor_checksum(base.flip(0))}
+    sums = {*checksums([base, base.flip(0)])}
     for i in range(30):
         changed = base.clone()
         changed[i] += 1
-        sums.add(tensor_checksum(changed))
+        sums |= {*checksums([changed])}
     assert len(sums) == 32
-    assert tensor_checksum(base[1:]) == tensor_checksum(base[1:].clone())
+    assert checksums([base[1:]]) == checksums([base[1:].clone()])
 
 
 def test_a_compiled_pattern_is_known_by_its_content(tier):

@@ -343,20 +343,6 @@ def test_an_encoder_in_training_gets_its_gradients(preview):
     assert cache.hits == (2 if preview else 1)
 
 
-def test_a_decorated_encode_prompt_wants_no_gradient():
-    class Decorated(Plain):
-        @torch.no_grad()
-        def encode_prompt(self, prompt):
-            return self.encoder(prompt)
-
-    pipeline = Decorated()
-    cache = install_prompt_embed_cache(pipeline)
-    pipeline.encode_prompt("cat")
-    with torch.enable_grad():
-        pipeline.encode_prompt("cat")
-    assert cache.hits == 1
-
-
 def test_ten_misses_in_a_row_of_known_calls_are_said_once_with_what_differs(caplog):
     pipeline = Sticky()
     install_prompt_embed_cache(pipeline)

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse.fingerprints.checksums import checksums
 from omnireuse.profiles.conditions import Conditions
 from omnireuse.profiles.holding import held_in
-from omnireuse.prompts.checksum import tensor_checksum
 from omnireuse_engines.comfyui.wrappers import SAMPLER, Wrappers, with_wrappers
 
 __all__ = ["SamplerCall", "conditions_of", "content_of", "sampler_name"]
@@ -144,7 +144,7 @@ def content_of(value: Any) -> str:
     found = hashlib.sha256()
     for leaf in pytree.tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
-            text = f"{leaf.dtype} {tuple(leaf.shape)} {tensor_checksum(leaf)}"
+            text = f"{leaf.dtype} {tuple(leaf.shape)} {checksums([leaf])[0]}"
         elif isinstance(leaf, (str, int, float, bool, type(None))):
             text = repr(leaf)
         else:

@@ -120,7 +120,7 @@ class SchedulerHalf:
         self._allocated[request.request_id, index] = identifier, item
         fetched = self._fetched(item)
         self._fetches.pop(item.key, None)
-        if self._host.lookup(item.key, _STEP, -1) is not None:
+        if self._host.hold(item.key, _STEP, -1):
             self._host.release(_STEP, -1)
             self._plan.loads[identifier] = item
             self.counts["loads_host"] += 1

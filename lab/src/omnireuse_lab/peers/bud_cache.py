@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 
-from omnireuse_lab.peers.calibrating import ScheduleTrials, searched
+from omnireuse_lab.peers.calibrating import HELD, ScheduleTrials, searched
 
 __all__ = ["BUD_CACHE", "annealed"]
 
@@ -78,7 +78,7 @@ BUD_CACHE = searched(
     "BudCache",
     _search,
     prompts=2,
-    options={"forecaster": "hold", "region": "step", "prediction_target": "output"},
+    options=HELD,
     most=3,
     trials=ANNEALED + CLIMBED,
 )

@@ -17,8 +17,10 @@ from omnireuse_lab.compare.restore import restored
 from omnireuse_lab.compare.workload import Workload
 from omnireuse_lab.peers.step_memory import StepMemory
 
-__all__ = ["ScheduleTrials", "best_path", "budgets", "full_runs", "searched"]
+__all__ = ["HELD", "ScheduleTrials", "best_path", "budgets", "full_runs", "searched"]
 
+HELD: Mapping[str, Any] = {"forecaster": "hold", "region": "step", "prediction_target": "output"}
+"""Options of `enable`: reused steps take the last velocity, which is Euler's method on the computed steps."""
 SHARES = (0.72, 0.5, 0.36, 0.25)
 """Of the steps, for methods that take a number of computed steps."""
 

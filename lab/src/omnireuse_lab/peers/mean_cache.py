@@ -63,8 +63,6 @@ class MeanVelocity(omnireuse.Forecaster):
     spans: tuple[int, ...]
 
     def start(self, branch: int = 0) -> StepMemory:
-        """An empty memory."""
-
         def forecast(values: Sequence[torch.Tensor], step: int) -> torch.Tensor:
             return estimate(values, self.sigmas[step - len(values) : step + 2], self.spans[step])
 

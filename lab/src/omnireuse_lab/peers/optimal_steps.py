@@ -20,7 +20,7 @@ import omnireuse
 from omnireuse.errors import UnsupportedModelError
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
 from omnireuse_lab.compare.workload import Workload
-from omnireuse_lab.peers.calibrating import budgets, full_runs
+from omnireuse_lab.peers.calibrating import HELD, budgets, full_runs
 
 __all__ = ["OPTIMAL_STEPS", "closest_timesteps"]
 
@@ -93,8 +93,7 @@ def _search(work: Workload) -> dict[int, tuple[int, ...]]:
 
 
 def _options(found: dict[int, tuple[int, ...]], count: int) -> dict[str, Any]:
-    policy = omnireuse.Steps(steps=found[count], compute_last=False)
-    return {"policy": policy, "forecaster": "hold", "region": "step", "prediction_target": "output"}
+    return {"policy": omnireuse.Steps(steps=found[count], compute_last=False), **HELD}
 
 
 def _grid(subject: Subject) -> Iterator[Setting]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from omnireuse_lab.peers.calibrating import ScheduleTrials, searched
+from omnireuse_lab.peers.calibrating import HELD, ScheduleTrials, searched
 
 __all__ = ["RECACHE", "learnt_schedules", "log_likelihood"]
 
@@ -81,6 +81,6 @@ RECACHE = searched(
     "ReCache",
     _search,
     prompts=1,
-    options={"forecaster": "hold", "region": "step", "prediction_target": "output"},
+    options=HELD,
     draws=UPDATES * DRAWS,
 )

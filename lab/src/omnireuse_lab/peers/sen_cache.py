@@ -21,6 +21,7 @@ from omnireuse.hooks.denoisers import denoisers_of
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, lazily, reuse
 from omnireuse_lab.compare.restore import restored
 from omnireuse_lab.compare.workload import Workload
+from omnireuse_lab.peers.calibrating import HELD
 
 __all__ = ["SEN_CACHE", "Sensitivities", "Sensitivity"]
 
@@ -62,11 +63,9 @@ class Sensitivity(omnireuse.Policy):
     signal: ClassVar[str | None] = "latents"
 
     def start(self) -> tuple[int, float, int]:
-        """The last computed step, its noise, and how many were reused since."""
         return 0, 1.0, 0
 
     def wants_reuse(self, state: tuple[int, float, int], view: omnireuse.StepView) -> bool:
-        """Whether the expected change is below the threshold."""
         computed, noise, reused = state
         if view.drift is None or view.noise is None or view.total is None or reused >= self.most:
             return False
@@ -77,7 +76,6 @@ class Sensitivity(omnireuse.Policy):
         return expected < self.threshold / (TIGHTER if is_early else 1.0)
 
     def after(self, state: tuple[int, float, int], view: omnireuse.StepView, reused: bool) -> tuple[int, float, int]:
-        """The state behind this step."""
         if reused:
             return state[0], state[1], state[2] + 1
         return view.index, 1.0 if view.noise is None else view.noise, 0
@@ -127,8 +125,7 @@ def _relative(now: torch.Tensor, before: torch.Tensor) -> float:
 
 
 def _options(found: Sensitivities, **limits: Any) -> dict[str, Any]:
-    policy = Sensitivity(sensitivities=found, **limits)
-    return {"policy": policy, "forecaster": "hold", "region": "step", "prediction_target": "output"}
+    return {"policy": Sensitivity(sensitivities=found, **limits), **HELD}
 
 
 def _grid(subject: Subject) -> Iterator[Setting]:

@@ -81,11 +81,9 @@ class Speculation(StackCache[_DraftedBranch]):
     redo: bool
 
     def begin(self) -> _DraftedBranch:
-        """An empty memory."""
         return _DraftedBranch()
 
     def call(self, run: Run) -> Any:
-        """Draft if that is allowed, and compute what was rejected."""
         branch, since = self.branch, self.step - self.branch.computed
         self.skips = self.warmup <= self.step < self.steps - 1 and since <= MOST and not branch.rejected
         result = run()

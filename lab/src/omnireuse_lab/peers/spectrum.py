@@ -48,8 +48,8 @@ def chebyshev_weights(
         share: of the Chebyshev fit; the rest is a line through the last two values.
     """
     places = np.polynomial.chebyshev.chebvander(2 * np.asarray([*nodes, coordinate]) / span - 1, degree)
-    design, here = places[:-1], places[-1]
-    fitted = here @ np.linalg.solve(design.T @ design + ridge * np.eye(degree + 1), design.T)
+    design, row = places[:-1], places[-1]
+    fitted = row @ np.linalg.solve(design.T @ design + ridge * np.eye(degree + 1), design.T)
     ahead = (coordinate - nodes[-1]) / (nodes[-1] - nodes[-2])
     fitted *= share
     fitted[-2] -= (1 - share) * ahead
@@ -72,7 +72,6 @@ class Chebyshev(omnireuse.Forecaster):
     share: float = 1.0
 
     def start(self, branch: int = 0) -> PolynomialMemory:
-        """An empty memory."""
         weights = partial(chebyshev_weights, span=self.span, degree=self.degree, ridge=self.ridge, share=self.share)
         return PolynomialMemory(self.span - 1, weights)
 

@@ -29,7 +29,6 @@ class StepMemory(omnireuse.Memory):
 
     @property
     def primed(self) -> bool:
-        """Whether there is a value."""
         return bool(self.values)
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
@@ -40,7 +39,6 @@ class StepMemory(omnireuse.Memory):
         self.values, self._first = self.values[over:], self._first + over
 
     def predict(self, coordinate: float) -> torch.Tensor:
-        """The forecast from all steps before."""
         self._reach(round(coordinate))
         return self._forecast(self.values, round(coordinate))
 

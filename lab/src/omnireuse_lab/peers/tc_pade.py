@@ -55,8 +55,8 @@ def staged(before: torch.Tensor, last: torch.Tensor, share: float) -> torch.Tens
 
 def bend(first: torch.Tensor, second: torch.Tensor, third: torch.Tensor) -> float:
     """How much a path turns at its second point: 0 straight on, 1 back."""
-    here, there = ((b - a) / (torch.linalg.vector_norm(b - a) + 1e-12) for a, b in ((first, second), (second, third)))
-    return 0.5 * float(torch.linalg.vector_norm(here - there))
+    before, after = ((b - a) / (torch.linalg.vector_norm(b - a) + 1e-12) for a, b in ((first, second), (second, third)))
+    return 0.5 * float(torch.linalg.vector_norm(before - after))
 
 
 @dataclass
@@ -80,11 +80,9 @@ class PadeResiduals(StackCache[_PadeBranch]):
     threshold: float
 
     def begin(self) -> _PadeBranch:
-        """An empty memory."""
         return _PadeBranch()
 
     def call(self, run: Run) -> Any:
-        """Decide before the blocks run."""
         may_skip = WARMUP <= self.step < self.steps - 1 and self.step % self.interval != 0
         self.skips = may_skip and bend(*(each[self.main] for each in self.branch.residuals)) < self.threshold
         return run()

@@ -51,8 +51,8 @@ def _worst(case: Case, folder: Path) -> list[tuple[Point, str, str]]:
     """Of each method at about half of the steps: its point, the prompt where it differs most, and that picture beside
     the full run's as an address. The worst comes first; those whose file does not lie in `folder` are left out."""
     near = [case.points[place] for place in nearest_to_half(case.points, case.steps)]
-    there = [point for point in near if point.worst and (folder / point.worst).exists()]
+    kept = [point for point in near if point.worst and (folder / point.worst).exists()]
     return [
         (point, case.prompts[point.each.index(min(point.each))], address("png", (folder / point.worst).read_bytes()))
-        for point in sorted(there, key=lambda point: min(point.each))
+        for point in sorted(kept, key=lambda point: min(point.each))
     ]

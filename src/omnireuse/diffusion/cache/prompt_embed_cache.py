@@ -10,7 +10,7 @@ from typing import Any
 
 from omnireuse import messages
 from omnireuse.base.environment import from_environment, switched_on
-from omnireuse.base.validation import field_error
+from omnireuse.base.validation import Count, check_value
 from omnireuse.errors import StateError, UnsupportedModelError, WrongTypeError
 from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
 from omnireuse.prompts.entry import CACHE_MISS as _CACHE_MISS
@@ -143,8 +143,7 @@ def resolve_prompt_embed_cache_config(enable: bool | None = None, max_size: int 
     Raises:
         ConfigError: ``max_size`` below 1.
     """
-    if max_size is not None and max_size < 1:
-        raise field_error("resolve_prompt_embed_cache_config", "max_size", "be at least 1", max_size)
+    check_value("resolve_prompt_embed_cache_config", "max_size", max_size, Count | None)
     is_on = switched_on(_SWITCH, otherwise=bool(enable))
     return is_on, from_environment(_SIZE, _positive, 32 if max_size is None else max_size, "a positive integer")
 

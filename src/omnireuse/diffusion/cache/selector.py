@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from omnireuse.base.validation import look_up
 from omnireuse.diffusion.cache.base import CacheBackend, StepCacheBackend
 from omnireuse.diffusion.cache.cache_dit_backend import CacheDiTBackend
 from omnireuse.diffusion.cache.magcache import MagCacheBackend
 from omnireuse.diffusion.cache.teacache import TeaCacheBackend
-from omnireuse.errors import UnknownNameError
 from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.named.step_caches import STEP_CACHES
 
@@ -32,7 +32,6 @@ def get_cache_backend(
     """
     if cache_backend is None or cache_backend == "none":
         return None
-    if cache_backend not in STEP_CACHES:
-        raise UnknownNameError("cache backend", cache_backend, STEP_CACHES)
+    look_up("cache backend", cache_backend, STEP_CACHES)
     config = DiffusionCacheConfig() if cache_config is None else cache_config
     return _SPECIFIED.get(cache_backend, StepCacheBackend)(config, name=cache_backend)

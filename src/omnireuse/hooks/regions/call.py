@@ -41,10 +41,10 @@ class CallRegion(Region):
 
     def call(self, call: DenoiserCall) -> Any:
         """The computed output, or one of the same structure made of forecasts, row by row."""
-        key, generation = (call.denoiser, call.branch, call.options), call.run.generation
+        key = call.denoiser, call.branch, call.options
         by_row = has_rows(call, self._strategy) and self._cuts.allows(call, call.batch)
         signal = None if self._strategy.chosen_signal == "none" else call.watched(self._strategy)
-        choices = call.ask(call.batch if by_row else None, layout=call.layout, signal=signal)
+        choices = call.ask(call.batch if by_row else 1, layout=call.layout, signal=signal)
         if key not in self._forms:  # no result has shown the form that this call asks for
             choices = [replace(each, reuse=False, reason="unprimed") if each.reuse else each for each in choices]
         rows = [place for place, each in enumerate(choices) if not each.reuse]
@@ -56,23 +56,26 @@ class CallRegion(Region):
             self._forms[key] = ([_shape_only(leaf) for leaf in leaves], form)
             if by_row and is_whole and not self._cuts.is_divided(call, result):
                 # Decided again for the batch: what has no rows cannot be put together from some.
-                choices = call.ask(None, layout=call.layout, signal=signal)
+                choices = call.ask(1, layout=call.layout, signal=signal)
         else:
             leaves, form = self._forms[key]
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         if rows:
             samples = _samples(call, tensors, latents)
         else:  # forecasts of the raw output need none
-            is_raw = generation.outputs.target == "output"
+            is_raw = call.run.generation.outputs.target == "output"
             samples = [None] * len(tensors) if is_raw else _samples(call, tensors, _unscaled(call))
         is_negated = call.model in _NEGATED
         outputs = [tensor.neg() for tensor in tensors] if rows and is_negated else tensors
-        used = generation.answer(choices, outputs if rows else None, samples)
-        if by_row and not self._cuts.allows(call, call.batch):
+        computed = outputs if rows else None
+        if len(choices) == 1:
+            used = call.run.generation.answer(choices[0], computed, samples)
+        else:
+            used = call.run.wave.answer(choices, computed, samples)
+        if by_row and len(choices) > 1 and not self._cuts.allows(call, call.batch):
             # From now on one decision for all: what was remembered of each is not used any more.
-            for choice in choices:
-                if choice.sample is not None:
-                    generation.forget(choice)
+            for each, choice in zip(call.run.wave.generations[1:], choices, strict=False):
+                each.forget(choice)
         if used is outputs:
             return result
         made = iter([each.neg_() for each in used] if is_negated else used)

@@ -87,7 +87,7 @@ class TailRegion(BlocksRegion):
         """Run the denoiser; its blocks consult this region."""
         if not any(call.module is each for each in self._whole):
             return super().call(call)
-        (choice,) = call.ask(None, layout=call.layout, signal=None)
+        (choice,) = call.ask(1, layout=call.layout, signal=None)
         result = call.make()
         call.run.generation.pass_by(choice)
         return result

@@ -98,8 +98,8 @@ def profile_method(places: Sequence[str | os.PathLike[str]]) -> Method:
 
 
 def _fits(profile: omnireuse.Profile, workload: Workload) -> bool:
-    here, searched = ({k: float(v) for k, v in each.call.items() if k in GUIDANCE} for each in (workload, profile))
-    is_guided_alike = all(here[key] == searched.get(key, here[key]) for key in here)
+    own, searched = ({k: float(v) for k, v in each.call.items() if k in GUIDANCE} for each in (workload, profile))
+    is_guided_alike = all(own[key] == searched.get(key, own[key]) for key in own)
     return profile.num_inference_steps == workload.steps and is_guided_alike
 
 

@@ -27,7 +27,7 @@ class Watch:
     """A set of objects at one moment. They are added to its lists; then `start` notes what they are.
 
     Attributes:
-        tensors: known by version and address.
+        tensors: known by version (if they count their changes, as those of inference mode do not) and by address.
         layers: dicts and modules, known by what they refer to.
         empty: containers that hold nothing.
         objects: known by what they refer to, and by its types.
@@ -45,8 +45,9 @@ class Watch:
         self.tables: list[Any] = []
         self.probes: list[tuple[Callable[[Any], Any], Any]] = []
         self.suspects: set[int] = set()
-        self.versions: list[int] = []
-        self.addresses: list[int] = []
+        self.versions: list[int | None] = []
+        self.addresses: list[int | None] = []
+        self._counted: list[torch.Tensor] = []
         self._looks: list[tuple[Callable[[Any], Any], Any, Any]] = []
         self._storages: list[Any] = []
 
@@ -55,11 +56,14 @@ class Watch:
         with _lock:
             _alive.add(self)
         with torch._C.DisableTorchFunction():
-            self.versions, self.addresses = _versions(self.tensors), _addresses(self.tensors)
-            self._storages = [self._until_freed(tensor) for tensor in self.tensors]
+            self.versions = [None if each.is_inference() else each._version for each in self.tensors]
+            self.addresses = [_address(each) for each in self.tensors]
+            self._counted = [each for each, known in zip(self.tensors, self.versions, strict=True) if known is not None]
+            placed = [each for each, known in zip(self.tensors, self.addresses, strict=True) if known is not None]
+            self._storages = [self._until_freed(tensor) for tensor in placed]
             looks: list[tuple[Callable[[Any], Any], list[Any]]] = [
-                (_versions, self.tensors),
-                (_addresses, self.tensors),
+                (_versions, self._counted),
+                (_addresses, placed),
                 (_layers, self.layers),
                 (any, self.empty),
                 (_objects, self.objects),
@@ -81,6 +85,11 @@ class Watch:
             return False
         return True
 
+    @property
+    def is_written(self) -> bool:
+        """Whether a tensor has another version."""
+        return [each._version for each in self._counted] != [each for each in self.versions if each is not None]
+
     def _until_freed(self, tensor: torch.Tensor) -> Any:
         """Suspects a tensor once its memory is free, because other content may come to the same address."""
         suspects, name = self.suspects, id(tensor)
@@ -89,8 +98,9 @@ class Watch:
     def clear(self) -> None:
         """Keep nothing alive any more. It holds no longer."""
         self.suspects.add(0)
-        for each in (self.tensors, self.layers, self.empty, self.objects, self.tables, self.probes, self._looks):
-            each.clear()
+        for each in vars(self).values():
+            if isinstance(each, list):
+                each.clear()
 
 
 def suspect_stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -110,6 +120,14 @@ def _versions(tensors: list[torch.Tensor]) -> list[int]:
 
 def _addresses(tensors: list[torch.Tensor]) -> list[int]:
     return list(map(torch.Tensor.data_ptr, tensors))
+
+
+def _address(tensor: torch.Tensor) -> int | None:
+    """None for one that has no memory of its own: on the meta device, sparse or packed."""
+    try:
+        return None if tensor.is_meta else tensor.data_ptr()
+    except (RuntimeError, NotImplementedError):
+        return None
 
 
 def _layers(layers: list[Any]) -> list[Any]:

@@ -1,15 +1,15 @@
-"""The runs of a calibration: full ones, trial runs, and those that follow a plan."""
+"""Runs of a pipeline with prompts: full ones, trial runs, and those that follow a plan."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from omnireuse import messages
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.handle import Handle
 from omnireuse.hooks.denoisers import denoisers_of, is_compiled_whole
@@ -25,30 +25,12 @@ from omnireuse.noise.schedulers import noise_levels
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller
 from omnireuse.pipelines.pictures import Picture, capped_psnr
-from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.recording import FULL, Recording
+from omnireuse.tuning.recording import FULL, FullRun, Recording
 from omnireuse.tuning.trials import MeasuredCall, PipelineTrials
 
-__all__ = ["PipelineRunner", "RunInFull"]
+__all__ = ["PromptRuns"]
 
 logger = logging.getLogger("omnireuse")
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunInFull:
-    """What the pipeline makes of some prompts when it computes every step.
-
-    Attributes:
-        pictures: one for each prompt, an image or a clip, in 0…1.
-        full: the run as fits and plans need it; None unless recorded, and if no weights can be fitted.
-        coordinates: of its steps, as forecasters see them.
-        seen: of the blocks.
-    """
-
-    pictures: list[Picture]
-    full: FullRun | None
-    coordinates: tuple[float, ...]
-    seen: WatchedRun
 
 
 class _Choosing(Extension):
@@ -61,9 +43,9 @@ class _Choosing(Extension):
         return self._choose(start)
 
 
-class PipelineRunner(PipelineTrials):
-    """A pipeline and prompts, each with a noise of its own. It keeps nothing between two runs. The `replay` of a
-    measured call has the places of its prompts.
+class PromptRuns(PipelineTrials):
+    """A pipeline and prompts, each with a noise of its own. The `replay` of a measured call has the places of its
+    prompts.
 
     Args:
         pipeline: makes images or clips from prompts.
@@ -72,6 +54,8 @@ class PipelineRunner(PipelineTrials):
         options: of the `Caller`: `seed`, `batch_size`, `pictures`, `known`.
 
     Attributes:
+        made: the pictures of each full run, in 0…1.
+        seen: what the blocks have shown in each full run.
         blocks_unseen: why the blocks are not watched in full runs, in words; empty if they are.
 
     Raises:
@@ -79,59 +63,54 @@ class PipelineRunner(PipelineTrials):
     """
 
     def __init__(self, pipeline: Any, prompts: Sequence[str], *, call: Mapping[str, Any], **options: Any) -> None:
-        self.pipeline = pipeline
-        self.prompts: Sequence[str] = list(prompts)
-        self.steps: int = call["num_inference_steps"]
+        self.pipeline, self.prompts, self.steps = pipeline, list(prompts), int(call["num_inference_steps"])
+        self.made, self.seen = dict[range, list[Picture]](), dict[range, WatchedRun]()
         self.blocks_unseen = ""
         self._caller = Caller(pipeline, self.prompts, call=call, **options)
 
-    def full_run(self, places: range, *, record: bool = False) -> RunInFull:
+    @property
+    def coordinates(self) -> tuple[float, ...]:
+        """Noise fraction at each step of a run that was made, or its number if the scheduler's noise is not known."""
+        levels = noise_levels(self.pipeline.scheduler)
+        return tuple(levels[step].coordinate if step < len(levels) else float(step) for step in range(self.steps))
+
+    def full_run(self, places: range, *, record: bool = False) -> FullRun | None:
         """Compute every step for the prompts of these places, in one call.
 
         Args:
-            record: whether to record what plans and fits need.
+            record: whether to return the run as plans and fits need it; None if no weights can be fitted.
 
         Raises:
             StateError: the latents or a picture are not finite, or the run cannot be recorded.
         """
-        made: list[Recording] = []
-        options = {"keeps": record, "is_bounded": False, "calls_may_change": True}
+        recording = Recording(
+            self.pipeline.scheduler, self.steps, keeps=record, is_bounded=False, calls_may_change=True
+        )
 
         def region(strategy: Strategy, denoisers: Sequence[Any], owner: object) -> Region:
             inner = None if strategy is FULL else make_region(strategy, denoisers, owner)
-            made.append(Recording(self.pipeline.scheduler, self.steps, **options))
-            return StepRegion(stepper=made[-1], inner=inner)
+            return StepRegion(stepper=recording, inner=inner)
 
         strategy = self._watching()
         pictures, handle = self._made(places, strategy, "full run", InRegion(region), strict=True)
         broken = [place for place, each in zip(places, pictures, strict=True) if not np.isfinite(each).all()]
         if broken or handle.summary().broken:
             prompts = " or ".join(repr(self.prompts[place]) for place in broken or places)
-            raise StateError(
-                f"the full run of {prompts} is not finite; nothing can be calibrated on it: try another dtype, or "
-                "leave the prompt out"
-            )
-        recording, levels = made.pop(), noise_levels(self.pipeline.scheduler)
+            raise StateError(messages.FULL_RUN_NOT_FINITE, prompts=prompts)
         if recording.made != self.steps or (record and not recording.is_whole):
             why = (record and recording.failure) or "a run ended before its last step"
             raise StateError(f"nothing can be calibrated: {why}")
-        full = None
+        self.made[places], self.seen[places] = pictures, WatchedRun.of(strategy.forecaster, handle.events, self.steps)
+        full, unfit = None, ""
         if record:
             try:
                 full = FullRun.of(recording)
+                unfit = full.unfit or ""
             except UnsupportedModelError as error:
-                logger.warning("%s", error)
-            if full is not None and full.unfit is not None:
-                logger.warning("%s", full.unfit)
-                full = None
-        return RunInFull(
-            pictures=pictures,
-            full=full,
-            coordinates=tuple(
-                levels[step].coordinate if step < len(levels) else float(step) for step in range(self.steps)
-            ),
-            seen=WatchedRun.of(strategy.forecaster, handle.events, self.steps),
-        )
+                unfit = str(error)
+        if unfit:
+            logger.warning("%s", unfit)
+        return None if unfit else full
 
     def _watching(self) -> Strategy:
         """Computes every step, and watches the blocks if it can."""
@@ -150,10 +129,15 @@ class PipelineRunner(PipelineTrials):
         """Make the prompts of a measured call again; return their pictures."""
         return self._made(call.replay, FULL, "trial run", _Choosing(choose))[0]
 
-    def score(self, strategy: Strategy, places: range, full: Sequence[Picture]) -> list[float]:
-        """PSNR in dB of the prompts of these places to the pictures of their `full` run, as `capped_psnr`, if one
-        call follows a strategy."""
-        return [capped_psnr(*pair) for pair in zip(self._made(places, strategy, "plan")[0], full, strict=True)]
+    def pictures(self, call: MeasuredCall) -> list[Picture]:
+        """The pictures of its full run."""
+        return self.made[call.replay]
+
+    def score(self, strategy: Strategy, places: range) -> list[float]:
+        """PSNR in dB of the prompts of these places to the pictures of their full run, as `capped_psnr`, if one call
+        follows a strategy."""
+        pictures, _ = self._made(places, strategy, "plan")
+        return [capped_psnr(*pair) for pair in zip(pictures, self.made[places], strict=True)]
 
     def _made(
         self, places: range, strategy: Strategy, name: str, *extensions: Extension, strict: bool = False

@@ -21,10 +21,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from omnireuse.prompts.checksum import tensor_checksum
-from omnireuse.prompts.code import cell_content, code_digest, functions_of
-from omnireuse.prompts.keys import UnkeyableError, digest_of, freeze, is_plain
-from omnireuse.prompts.watch import Watch
+from omnireuse.fingerprints.checksums import checksums
+from omnireuse.fingerprints.functions import cell_content, code_digest, functions_of
+from omnireuse.fingerprints.plain import UnkeyableError, digest_of, freeze, is_plain
+from omnireuse.fingerprints.watch import Watch
 
 __all__ = ["CONTAINERS", "Survey", "Words", "checked", "plain_word", "slots_of"]
 
@@ -64,7 +64,7 @@ def checked() -> Any:
 
 
 class Survey:
-    """One value and all that it holds, at one moment. A module is surveyed with its layers; others in there are named.
+    """One value and all that it holds, at one moment.
 
     Args:
         value: a module, or any object that is not plain (see `is_plain`).
@@ -73,6 +73,7 @@ class Survey:
         old: an earlier survey of the same: its checksums may still be right.
 
     Attributes:
+        path: how it was found.
         items: what each attribute holds, in words, by path.
         parameters: paths of those that are parameters.
         containers: ids of attributes that are containers, by path.
@@ -85,19 +86,19 @@ class Survey:
     """
 
     def __init__(self, value: Any, path: str, pipeline: object, old: Survey | None = None) -> None:
-        self._begin(pipeline, old)
+        self._begin(path, pipeline, old)
         self._held: Any = value
         if isinstance(value, nn.Module):
             self._held = self._weakly(value)  # an encoder that is dropped is freed
+            self.watch.probes.append((_kind, self._held))
             self._module(value, path)
         else:
-            self._root = path
             self._open(path)
             self._value(value, path)
         self._end(old)
 
-    def _begin(self, pipeline: object, old: Survey | None) -> None:
-        self._pipeline, self._is_tokenizer, self._root = pipeline, False, ""
+    def _begin(self, path: str, pipeline: object, old: Survey | None) -> None:
+        self.path, self._pipeline, self._is_tokenizer = path, pipeline, False
         self._words: list[Any] = []
         self._seen: dict[int, tuple[int, Any]] = {}
         self._pins: dict[int, tuple[Any, int]] = {}
@@ -109,7 +110,7 @@ class Survey:
         self.parameters: set[str] = set()
         self.containers: dict[str, int] = {}
         self.kinds: dict[type, None] = {}
-        self.identities: frozenset[int] = frozenset()
+        self.identities: set[int] = set()
         self._digests: dict[Any, Any] = {}
 
     def _end(self, old: Survey | None) -> None:
@@ -139,13 +140,14 @@ class Survey:
 
     def sums(self) -> dict[str, tuple[Any, ...]]:
         """Checksums of all tensors by path, on whatever device they are. Cost: reads each changed one once."""
+        stamps = list(zip(self.watch.versions, self.watch.addresses, strict=True))
+        pairs = zip(self.tensors, stamps, strict=True)
+        new = [(tensor, stamp) for tensor, stamp in pairs if self._sums.get(id(tensor), ((), ()))[0] != stamp]
+        for (tensor, stamp), content in zip(new, _contents([tensor for tensor, _ in new]), strict=True):
+            self._sums[id(tensor)] = stamp, content
         found: dict[str, tuple[Any, ...]] = {}
-        weights = zip(self.tensors, self._places, self.watch.versions, self.watch.addresses, strict=True)
-        for tensor, path, version, address in weights:
-            known = self._sums.get(id(tensor))
-            if known is None or known[:2] != (version, address):
-                known = self._sums[id(tensor)] = (version, address, _content(tensor))
-            found[path] = (*found.get(path, ()), known[2])
+        for tensor, path in zip(self.tensors, self._places, strict=True):
+            found[path] = (*found.get(path, ()), self._sums[id(tensor)][1])
         return found
 
     def digests(self, without: frozenset[str]) -> tuple[bytes, bytes, bytes | None]:
@@ -195,10 +197,10 @@ class Survey:
             self.containers[path] = id(value)
 
     def _module(self, root: nn.Module, path: str) -> None:
-        modules = dict(root.named_modules())
-        self._seen = {id(module): (number, module) for number, module in enumerate(modules.values())}
-        self.identities = frozenset(self._seen)
-        self.watch.probes.append((_kind, self._held))
+        modules = {place: each for place, each in root.named_modules() if id(each) not in self.identities}
+        for module in modules.values():
+            self._seen.setdefault(id(module), (len(self._seen), module))
+        self.identities |= set(map(id, modules.values()))
         for place, module in modules.items():
             inside, held = f"{path}.{place}" if place else path, vars(module)
             self._open(inside)
@@ -207,7 +209,7 @@ class Survey:
                 self.kinds[type(module)], forward = None, type(module).forward
                 self.watch.probes.append((_forward, type(module)))
                 self._own(forward, code_digest(forward) if isinstance(forward, types.FunctionType) else "")
-            self.watch.layers += [held] if module is root else [module, held]
+            self.watch.layers += [held] if module is self.value else [module, held]
             self._words.append(f"{held.get('training')}")
             for name in (*_REGISTRIES, *_HOOKS):
                 entries = held.get(name, {})
@@ -245,7 +247,10 @@ class Survey:
                 self._object(value, path)
 
     def _other_module(self, module: nn.Module, path: str) -> None:
+        outer = self._path
         self._own(module, type(module).__qualname__)
+        self._module(module, path)
+        self._open(outer)
 
     def _tensor(self, tensor: torch.Tensor, path: str) -> None:
         self._own(type(tensor))
@@ -326,7 +331,7 @@ class Survey:
             attributes |= {name: each for name, each in held.items() if not (self._is_tokenizer and name in _MEMORIES)}
         if attributes:
             self.watch.objects.append(value)
-        if attributes and path == self._root:
+        if attributes and path == self.path:
             for name, each in attributes.items():
                 self._open(f"{path}.{name}", each)
                 self._value(each, f"{path}.{name}")
@@ -437,11 +442,13 @@ def _kind(reference: Any) -> tuple[Any, ...]:
     return type(module), vars(module)
 
 
-def _content(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _contents(tensors: list[torch.Tensor]) -> list[tuple[Any, ...]]:
     with torch.no_grad():
-        if tensor.is_quantized:
-            return tensor_checksum(tensor.int_repr()), tensor.qscheme(), tensor.dequantize().sum().item()
-        return tensor_checksum(tensor)
+        found: list[tuple[Any, ...]] = [*checksums(each.int_repr() if each.is_quantized else each for each in tensors)]
+        for place, each in enumerate(tensors):
+            if each.is_quantized:
+                found[place] += each.qscheme(), each.dequantize().sum().item()
+        return found
 
 
 def _backend(tokenizer: Any) -> Any:

@@ -131,7 +131,7 @@ class RegionWise(Whole):
         self._first, self._last, self._between, self._edited = first, steps - last, between, edited
 
     def call(self, split: CallTokens, call: dict[str, Any]) -> torch.Tensor:
-        """As of any."""
+        """The velocities; only the edited tokens' are computed between whole calls."""
         if self._step < self._first - 1 or self._step >= self._last:
             return super().call(split, call)
         if self._step == self._first - 1 or self._step in self._between:
@@ -174,7 +174,7 @@ class Dropped(Whole):
         self._how, self._share = how, share
 
     def call(self, split: CallTokens, call: dict[str, Any]) -> torch.Tensor:
-        """As of any."""
+        """The velocities of a call without these tokens."""
         taken = {name: self._taken(split, call[name], name) for name in ("hidden_states", "img_ids")}
         return self.compute(call | taken)[:, : split.target]
 
@@ -196,7 +196,7 @@ class TextKept(Whole):
     and text."""
 
     def call(self, split: CallTokens, call: dict[str, Any]) -> torch.Tensor:
-        """As of any."""
+        """The velocities of a call beside kept keys and values."""
         if self._step == 0:
             return self.keep(split, call)
         none = {name: call[name][..., :0, :] for name in ("encoder_hidden_states", "txt_ids")}

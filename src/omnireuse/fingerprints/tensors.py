@@ -1,15 +1,25 @@
-"""What tells the weights of one moment from those of another: values of each of them."""
+"""A few values of tensors, which a change of weights hardly ever leaves alone."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 
-__all__ = ["Probe", "plain_tensors", "sampled"]
+__all__ = ["Probe", "plain_tensors", "reference", "sampled"]
 
 _SAMPLES = 64
+
+
+def reference(value: object) -> Callable[[], Any]:
+    """Gives a value back as long as it lives, and keeps it alive only if it cannot be referenced weakly."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return lambda: value
 
 
 def plain_tensors(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
