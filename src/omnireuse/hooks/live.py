@@ -242,8 +242,8 @@ class Live(ABC):
         """Find out whether inputs of a call have changed, or its window, or what marks the weights and adapters of its
         model."""
         conditions, step, others, key = run.conditions, run.step, loop.companions, (asked.denoiser, branch)
-        for names in filter(None, loop.touched):
-            conditions.change(step, names)
+        for changed in filter(None, loop.touched):
+            conditions.change(step, changed)
         if loop.touched and self._has_other_parts(self._pipeline()):
             self._parts.refresh_others(self._pipeline())
         loop.touched.clear()
