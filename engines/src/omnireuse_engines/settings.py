@@ -19,6 +19,7 @@ from omnireuse.base.validation import is_number
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
 from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.policies.spread import nearest
+from omnireuse.profiles.conditions import read_weights_anew
 from omnireuse.profiles.target import TARGETS, Target
 from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
@@ -249,8 +250,10 @@ class ServerSettings:
         return plan
 
     def forget(self) -> None:
-        """Make plans anew: the model has other weights, and a profile may be for the former ones."""
+        """Ask anew for all that depends on weights: they were changed in a way that torch knows nothing of."""
+        read_weights_anew()
         self._plans.clear()
+        self.modulation.forget()
 
     def enable_arguments(self, request: RequestSettings) -> dict[str, Any]:
         """The same as arguments of `omnireuse.enable`."""

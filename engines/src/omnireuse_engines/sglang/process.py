@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from omnireuse.base.environment import switch_of
 from omnireuse.errors import ConfigError
-from omnireuse.profiles.conditions import read_weights_anew
 from omnireuse.tuning.loops import OFF, LoopTuner, RequestPlan
 from omnireuse_engines.host import check_host, warn_once
 from omnireuse_engines.ranks import has_ranks, measures
@@ -118,14 +117,12 @@ class Process:
             self.plan(RequestSettings())
 
     def forget(self) -> None:
-        """Ask anew for all that depends on weights, which SGLang has replaced in a way that torch knows nothing of."""
-        read_weights_anew()
+        """Ask anew for all that depends on weights, which SGLang has replaced."""
         self.settings.forget()
         for whole in self._whole.values():
             whole.forget()
         if self._tuner is not None:
             self._tuner.forget()
-        self.settings.modulation.forget()
         logger.info("omnireuse looks for plans anew: weights were replaced")
 
     def announce(self, pipeline: Any, *, is_native: bool, moves_layers: bool) -> None:
