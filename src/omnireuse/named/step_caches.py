@@ -270,7 +270,7 @@ class GivenCache:
         with _as_errors_of_enable({}, options):
             self._config = config_of(name, options)
 
-    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
+    def open(self, pipeline: object, group: dist.ProcessGroup | None) -> Opened:
         """As `NamedCache`.
 
         Raises:
