@@ -69,10 +69,10 @@ ROWS = (
     Row("edges of engines", 49, 50),
     Row("lines of src", 29_752, 22_500),
     Row("lines of lab", 4_743, 4_500),
-    Row("lines of engines", 8_449, 7_500),
-    Row("callables", 80, 60),
+    Row("lines of engines", 8_555, 7_500),
+    Row("callables", 81, 60),
     Row("annotations Any", 352, 400),
-    Row("large classes", 15, 5),
+    Row("large classes", 14, 5),
     Row("lines of raise", 341, 400),
     Row("names of two things", 0, 0),
 )
