@@ -70,6 +70,8 @@ class Loop:
         """Denoiser calls of its runs so far, made or reused."""
         self.context: str | None = None
         """The cache context that the pipeline has entered."""
+        self.touched: list[list[str]] = []
+        """What each callback since the call before has replaced or written to, by name."""
         self.final: torch.Tensor | None = None
         """The latents that the scheduler has returned last."""
         self.clock, self.companions, self.guided = Clock(in_call=call is not None), Companions(), Guided()
@@ -154,7 +156,7 @@ class Live(ABC):
                 call = loop.companions.denoise(run, call)
             conditions, held = run.conditions, run.conditions.held.get((index, branch))
             given, options, layout, is_held = form_of(model, call, index, loop.companions.scales, held)
-            asks = run.calls == 1 and (not run.step or loop.call is None or run.is_touched)
+            asks = bool(loop.touched) or (run.calls == 1 and (not run.step or loop.call is None))
             if asks or not is_held or conditions.latest != run.changed_at or run.windows.are_several:
                 marks = adapters_of(model) if asks else {}
                 asked = Asked(module, index, given_name, call.args, call.kwargs)
@@ -240,7 +242,11 @@ class Live(ABC):
         """Find out whether inputs of a call have changed, or its window, or what marks the weights and adapters of its
         model."""
         conditions, step, others, key = run.conditions, run.step, loop.companions, (asked.denoiser, branch)
-        run.is_touched = run.is_touched and not marks
+        for changed in filter(None, loop.touched):
+            conditions.change(step, changed)
+        if loop.touched and self._has_other_parts(self._pipeline()):
+            self._parts.refresh_others(self._pipeline())
+        loop.touched.clear()
         for what, value in marks.items():
             if conditions.told.get(what) != value:
                 conditions.tell(step, what, value)
@@ -257,6 +263,11 @@ class Live(ABC):
             names = ", ".join(name for name, steps in conditions.changes.items() if steps[-1] == latest)
             logger.info("step %d is computed, and what was remembered is dropped: %s changed", latest, names)
             self.emit(FellBack(f"computing after a change of {names}"))
+
+    def _has_other_parts(self, pipeline: object) -> bool:
+        """True if parts beside the denoisers were replaced, as a callback may do with the scheduler."""
+        others = self._parts.others
+        return [id(getattr(pipeline, name, None)) for name in others] != [*map(id, others.values())]
 
     def _compute_from_here(self, what: str, why: str) -> None:
         """Reuse nothing in the rest of the loop; say why, once for each text."""

@@ -109,7 +109,6 @@ class Run:
         conditions: what its steps are computed from beside latents and time.
         windows: of its latents, if its calls are given parts of them.
         has_times: whether each frame has a timestep of its own, so that a sample has several.
-        is_touched: whether a callback has run since the step before.
         changed_at: the step of the latest change of conditions that the hooks know of.
         grids: how the tokens of the latents unfold, by the layout of the call: reading positions waits for the device.
     """
@@ -127,7 +126,7 @@ class Run:
         self.is_stepped = False
         self.magnitudes: list[tuple[int, torch.Tensor]] = []
         self.grids: dict[Hashable, tuple[int, ...] | None] = {}
-        self.conditions, self.is_touched, self.changed_at = CallConditions(), False, 0
+        self.conditions, self.changed_at = CallConditions(), 0
         self.windows, self.has_times = Windows(), False
         self._first_sigma: float | None = None
 
