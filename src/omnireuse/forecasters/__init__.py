@@ -7,7 +7,8 @@ from omnireuse.base.validation import look_up
 from omnireuse.forecasters.base import Forecaster, Memory, combine
 from omnireuse.forecasters.blend import Blend
 from omnireuse.forecasters.fitted import Fitted
-from omnireuse.forecasters.polynomial import Hold, Polynomial
+from omnireuse.forecasters.hold import Hold
+from omnireuse.forecasters.polynomial import Polynomial
 
 __all__ = [
     "FORECASTERS",

@@ -1,4 +1,4 @@
-"""The polynomial through the last computed values, at their true spacing; of order 0, the last one is held."""
+"""The polynomial through the last computed values, at their true spacing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from omnireuse.base.validation import Order, check_fields
 from omnireuse.forecasters.base import Forecaster, PolynomialMemory
 
-__all__ = ["Hold", "Polynomial"]
+__all__ = ["Polynomial"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,11 +29,3 @@ class Polynomial(Forecaster):
 
     def start(self, branch: int = 0) -> PolynomialMemory:
         return PolynomialMemory(self.order)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Hold(Forecaster):
-    """Reuse the last computed value. On the raw output, Euler's method then takes the computed steps alone."""
-
-    def start(self, branch: int = 0) -> PolynomialMemory:
-        return PolynomialMemory(0)

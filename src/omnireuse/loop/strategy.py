@@ -14,7 +14,7 @@ from omnireuse.base.validation import Count, Index, check_fields, field_error, k
 from omnireuse.errors import ConfigError, UnknownNameError
 from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.blend import Blend
-from omnireuse.forecasters.polynomial import Hold
+from omnireuse.forecasters.hold import Hold
 from omnireuse.noise.parametrization import NoiseLevel
 from omnireuse.policies.base import Policy, check_reserved_names, unasked
 from omnireuse.policies.spread import SHORT_RUN, Spread
