@@ -18,13 +18,17 @@ __all__ = ["PictureBar", "Pulse", "StoppedError"]
 class PictureBar:
     """The bar that the pipeline has made for the run of a picture, once it is known to be measured.
 
-    Args:
+    Attributes:
         made: bars of the call so far; the latest one is the run's.
-        total: steps of the picture and of the trial runs that are expected after it.
     """
 
-    def __init__(self, made: list[Any], total: int) -> None:
-        self._bar: Any = made[-1] if made and _can_go_on(made[-1]) else None
+    def __init__(self) -> None:
+        self.made: list[Any] = []
+        self._bar: Any = None
+
+    def begin(self, total: int) -> None:
+        """Show so many steps: of the picture, and of the trial runs that are expected after it."""
+        self._bar = self.made[-1] if self.made and _can_go_on(self.made[-1]) else None
         if self._bar is not None:
             own = str(self._bar.desc or "").removesuffix(": ")
             words = f"omnireuse: measuring ({TURN_OFF})"

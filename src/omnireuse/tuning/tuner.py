@@ -105,8 +105,7 @@ class _TunedCall:
         self.is_held = False
         """Whether the entry is busy with this call."""
         self.recording: Recording | None = None
-        self.bars: list[Any] = []
-        self.bar = PictureBar([], 0)
+        self.bar = PictureBar()
         self.is_full = False
         """Whether every step is computed because the configuration is measured, here or by another thread."""
         self.replay: Replay | None = None
@@ -198,7 +197,7 @@ class Tuner(HostTuner, Tunes):
                     tuned.replay = Replay(args, kwargs)
                     if self.tuning.state != "ready":
                         stack.enter_context(tuned.replay.noting(pipeline))
-                        tuned.bars = stack.enter_context(noting_bars(pipeline, self))
+                        tuned.bar.made = stack.enter_context(noting_bars(pipeline, self))
                 except Exception as error:
                     tuned.unlike = error
                 watched = stack.enter_context(tuned.callback.watched())
@@ -296,7 +295,7 @@ class Tuner(HostTuner, Tunes):
             is_alone = not entry.products
             entry.start()
             tuned.is_held = True
-            tuned.bar = PictureBar(tuned.bars, total if is_alone else 2 * total)
+            tuned.bar.begin(total if is_alone else 2 * total)
         if not tuned.is_full:
             return untuned
         return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
