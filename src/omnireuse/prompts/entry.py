@@ -18,7 +18,7 @@ from omnireuse.prompts.view import Scope
 from omnireuse.stores.tier import Tier, TieredStore
 from omnireuse.stores.trees import compact_copy, flatten, storage_bytes, unflatten
 
-__all__ = ["CACHE_MISS", "Entry", "Left", "Outside", "Record"]
+__all__ = ["CACHE_MISS", "Entry", "Left", "Outside", "Stored"]
 
 Left = Sequence[tuple[str, Any]]
 """Values that an encoding stored, each with its path."""
@@ -51,7 +51,6 @@ class Entry:
     def __init__(self, value: object, label: str, key: PromptKey, left: Left) -> None:
         self.label, self.key, self.left = label, key, left
         self._structure, leaves = flatten(value, opaque=True)
-        self.opaque_kinds = self._structure.opaque_kinds
         # A tuple of tensors is handed out as it is; other containers are built anew, so that a caller may change them.
         self._is_fixed = _is_fixed(value)
         self._homes = [leaf.device if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
@@ -79,6 +78,11 @@ class Entry:
             if freed:
                 self._keep([_to_host(leaf) for leaf in self._leaves], is_home=False)
             return freed
+
+    @property
+    def opaque_kinds(self) -> set[str]:
+        """Names of the classes of parts that nobody can look into."""
+        return self._structure.opaque_kinds
 
     @property
     def device_bytes(self) -> int:
@@ -127,8 +131,8 @@ _FORMAT = "6"
 
 
 @dataclass(frozen=True)
-class Record:
-    """One stored result.
+class Stored:
+    """One result outside of the process.
 
     Args:
         ran, own: what counts for the call, see `Scope`.
@@ -159,10 +163,10 @@ class Outside:
     def __init__(self, store: Tier | TieredStore, tag: str | None) -> None:
         self._store, self._tag = store, tag
 
-    def lookup(self, pipeline: object, arguments: PromptKey) -> Record | None:
+    def lookup(self, pipeline: object, arguments: PromptKey) -> Stored | None:
         """What some process kept for these arguments."""
         found = self._store.lookup(_name(arguments), None, namespace=self._namespace(pipeline))
-        return None if found is None else Record(*found)
+        return None if found is None else Stored(*found)
 
     def put(self, pipeline: object, arguments: PromptKey, scope: Scope, content: str, entry: Entry) -> None:
         """Keep an entry; the store counts what it cannot take."""
