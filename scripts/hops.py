@@ -43,7 +43,7 @@ class Limit(NamedTuple):
 
 
 GOALS = {"default": Limit(37, 17), "with a callback": Limit(48, 20), "calibrated": Limit(48, 20)}
-LIMITS = {"default": Limit(37, 17), "with a callback": Limit(48, 22), "calibrated": Limit(64, 40)}
+LIMITS = {"default": Limit(37, 17), "with a callback": Limit(48, 20), "calibrated": Limit(64, 40)}
 
 
 class Hops:

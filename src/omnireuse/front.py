@@ -20,7 +20,7 @@ from omnireuse.named.step_caches import GivenCache
 from omnireuse.profiles.target import Target
 from omnireuse.references import References, WithReferences, axis_for
 from omnireuse.tuning.audit import Auditor
-from omnireuse.tuning.tuned import Tuned
+from omnireuse.tuning.tuner import Tuned
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

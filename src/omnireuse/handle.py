@@ -49,7 +49,7 @@ class Handle:
         UnknownNameError: the model has no declaration for the region.
     """
 
-    def __init__(self, pipeline: Any, opened: Opened, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, pipeline: object, opened: Opened, group: dist.ProcessGroup | None = None) -> None:
         strategy, self.name, extensions = opened
         if (present := handle_of(pipeline)) is not None:
             raise StateError(messages.ENABLED_ALREADY, pipeline=type(pipeline).__name__, name=present.name)
@@ -190,14 +190,14 @@ class Handle:
         self.disable()
 
 
-def handle_of(pipeline: Any) -> Handle | None:
+def handle_of(pipeline: object) -> Handle | None:
     """The handle of this pipeline; None if no reuse is enabled on it."""
     session = session_of(pipeline)
     handle: Handle | None = None if session is None else session.handle
     return handle
 
 
-def disable(pipeline: Any) -> None:
+def disable(pipeline: object) -> None:
     """End reuse on this pipeline and restore it exactly. Does nothing if none is enabled.
 
     Raises:

@@ -190,3 +190,44 @@ TOO_FEW_PROMPTS = (
 
 VALUE_NOT_PLAIN = "value: must be tensors, plain values, tuples, lists and dicts with text keys, got {kind}"
 VALUE_NOT_DENSE = "value: must be made of dense tensors and plain values, got {kind}"
+
+# --- what runs in a pipeline ---
+
+CONTROLNET_CHANGED = (
+    "a ControlNet's output is now changed on the way to the denoiser, and a step that was to be reused is computed; "
+    "keep the arguments of the call the same at all steps, or give region='call'"
+)
+NOT_LOADED = "reuse needs a pipeline, got {got}; pass a loaded pipeline, as {write}.from_pretrained(…) returns it"
+IS_A_MODEL = "{model} is a model, and reuse is enabled on its pipeline: pass the pipeline, as in omnireuse.enable(pipe)"
+NO_DENOISER = "{pipeline} has no denoiser: looked for a torch module at {names}"
+SEVERAL_GROUPS = (
+    "enable: the denoisers run in several process groups ({groups}); give the ranks that decide alike as group="
+)
+PARALLEL_LATER = (
+    "{policy} measures, and {model} was made parallel after reuse was enabled; call omnireuse.disable(pipeline) and "
+    "enable it again, so that the ranks decide alike"
+)
+LATENTS_NOT_FINITE = (
+    "the latents of this run are NaN or infinite from step {step} on, which {forecaster} forecast, unless a callback "
+    "changed them there; compute more steps, or give another forecaster"
+)
+REPLACED_ON_OBJECT = (
+    "{kind}.{name} was replaced on this object, which bypasses reuse; remove it, or enable reuse before"
+)
+SEVERAL_OUTPUTS = (
+    "Strategy(region='step'): {model} must return one kind of latents, got {kinds}, of which the scheduler is given "
+    "one; use region='call', which forecasts all of them, or 'blocks'"
+)
+NO_PARAMETER = "{block}.forward has no parameter {name!r}, as declared for {model}; use region 'call'"
+NO_BLOCK_LIST = "{model} has no block list {name!r}, as declared; use region 'call'"
+STACK_RUNS_AGAIN = (
+    "{model} runs its first block again before its last, and cannot be reused; use region 'call' or 'step'"
+)
+NO_SCHEDULER = (
+    "Strategy(region='step'): {name}.scheduler must have set_timesteps and step, got {got!r}; use region='call'"
+)
+GRADIENT_CUT = "reuse would cut a gradient; sample under torch.no_grad(), or disable reuse while gradients are needed"
+NOISE_NOT_FALLING = "the noise of {scheduler} is not known, or does not fall from step to step"
+NO_PICTURES_MADE = (
+    "a quality is one of pictures, and the call returns none (output_type='pil'); a tolerance= is of latents"
+)

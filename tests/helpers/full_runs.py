@@ -11,9 +11,8 @@ from omnireuse.handle import Handle
 from omnireuse.hooks.extension import InRegion
 from omnireuse.hooks.live import StepRegion
 from omnireuse.planning.fit import WeightFit
-from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.recording import FULL, Recording
-from omnireuse.tuning.steppers import FitStepper, TrialStepper
+from omnireuse.tuning.recording import FULL, FullRun, Recording
+from omnireuse.tuning.trials import FitStepper, TrialStepper
 
 T = TypeVar("T")
 

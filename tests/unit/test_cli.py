@@ -5,26 +5,15 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import typer
 
 import omnireuse
-from omnireuse import cli
 from omnireuse.base.terminal import notes
+from omnireuse.cli import main
 from omnireuse.cli.program import program
-from reference import commands
-
-OWN = ("demo",)
-"""The command of the repository, which is no part of the package."""
-
-
-def main(arguments: Sequence[str]) -> int:
-    own = any(each in OWN for each in arguments)
-    return (commands if own else cli).main(arguments)
 
 
 def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -53,24 +42,21 @@ def test_a_misspelt_command_gets_the_nearest(capsys: pytest.CaptureFixture[str])
 
 
 def test_a_misspelt_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    error = fails(capsys, "demo", "--guidence=3")
-    assert "no such option: --guidence (Possible options: --guidance); see python -m reference demo --help" in error
     error = fails(capsys, "calibrate", "x", "--prompts", "y", "--fit-promts=3")
     assert "no such option: --fit-promts (Possible options: --fit-prompts" in error
-    assert "no such option: -x; see python -m reference demo --help" in fails(capsys, "demo", "-x")
+    assert "no such option: -x; see omnireuse calibrate --help" in fails(capsys, "calibrate", "-x")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (
-            "demo --steps many",
-            "invalid value for '--steps': must be a valid integer, got 'many'; see python -m reference demo",
+            "calibrate --steps many",
+            "invalid value for '--steps': must be a valid integer, got 'many'; see omnireuse calibrate",
         ),
-        ("demo --steps", "option '--steps' requires an argument; see python -m reference demo --help"),
+        ("calibrate --steps", "option '--steps' requires an argument; see omnireuse calibrate --help"),
         ("calibrate folder", "missing option '--prompts'; see omnireuse calibrate --help"),
         ("calibrate folder --prompts x --call [1]", "invalid value for '--call': must be a JSON object, got '[1]'"),
-        ("replay", "missing argument 'TRACE'; see omnireuse replay --help"),
         ("-q", "missing command; see omnireuse --help"),
     ],
 )
@@ -150,31 +136,6 @@ def test_shells_complete_commands_and_options(monkeypatch: pytest.MonkeyPatch) -
     assert set(completed("omnireuse --")) >= {"--version", "--install-completion", "--show-completion"}
 
 
-@pytest.mark.parametrize(
-    ("option", "value", "message"),
-    [
-        ("--steps", "3", "steps must be a whole number of at least 4, got 3"),
-        ("--prompts", "0", "prompts must be a whole number of at least 1, got 0"),
-        ("--seed", "-1", "seed must be a whole number of at least 0, got -1"),
-        ("--guidance", "0.5", "guidance must be a finite number of at least 1, got 0.5"),
-        ("--guidance", "nan", "guidance must be a finite number of at least 1, got nan"),
-    ],
-)
-def test_a_value_out_of_range_is_refused_before_anything_runs(
-    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert message in fails(capsys, "demo", option, value, "--model", "does-not-exist")
-
-
-def test_missing_weights_are_an_error_that_says_where_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    err = fails(capsys, "demo", "--model", str(tmp_path), "--out", str(tmp_path / "out"))
-    assert "a directory with a model_index.json" in err
-    assert "models/faces of the repository" in err
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_file_that_cannot_be_used_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -183,12 +144,3 @@ def test_a_file_that_cannot_be_used_is_one_line(
 
     monkeypatch.setattr("omnireuse.tuning.store.Store.files", files)
     assert fails(capsys, "cache", "list") == "error: plans: Permission denied\n"
-
-
-def test_interrupt_before_anything_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("reference.demo.command.FACES", SimpleNamespace(find=interrupt))
-    assert main(["demo"]) == 130
-    assert "nothing was kept" in capsys.readouterr().err

@@ -18,6 +18,7 @@ from omnireuse.errors import ConfigError
 __all__ = [
     "OVERRIDE",
     "SWITCH",
+    "Original",
     "Seam",
     "check_host",
     "install",
@@ -62,6 +63,8 @@ def is_switched_off() -> bool:
     return is_off
 
 
+Original = Callable[..., Any]
+"""A hooked function of an engine."""
 Seam = tuple[str, str, Callable[..., Any]]
 """Module, function within it, and its hook, which is called with the original and the arguments."""
 
@@ -86,7 +89,7 @@ def install(seams: Sequence[Seam], *, engine: str) -> list[str]:
     return missing
 
 
-def _hooked(original: Callable[..., Any], hook: Callable[..., Any]) -> Callable[..., Any]:
+def _hooked(original: Original, hook: Callable[..., Any]) -> Original:
     @functools.wraps(original)
     def hooked(*args: object, **kwargs: object) -> Any:
         return hook(original, *args, **kwargs)

@@ -6,9 +6,9 @@ import logging
 from collections import Counter
 from typing import Literal
 
+from omnireuse import ModulationCache, install_modulation_cache
 from omnireuse.base.environment import switch_of
 from omnireuse.errors import ConfigError
-from omnireuse.modulation.cache import ModulationCache, install_modulation_cache
 
 __all__ = ["MODULATION", "Modulation"]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+from omnireuse import Strategy
 from omnireuse.errors import ConfigError
-from omnireuse.loop.strategy import Strategy
 from omnireuse.tuning.loops import RequestPlan
 
 __all__ = ["RankSizes", "deciding_group", "has_ranks", "measures", "refuse_undecidable"]

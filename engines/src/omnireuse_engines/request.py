@@ -11,16 +11,14 @@ from typing import Any
 
 import torch
 
+from omnireuse import Generation, Tuning, noise_levels
 from omnireuse.errors import OmniReuseError, StateError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.agreement import Agreement
 from omnireuse.loop.conditions import CallConditions
-from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import NOTHING, Stepper
 from omnireuse.noise.parametrization import NoiseLevel
-from omnireuse.noise.schedulers import noise_levels
 from omnireuse.summary.summary import Promise
-from omnireuse.summary.tuning import Tuning
 from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse.tuning.tuner import HostTuner
 from omnireuse_engines.host import warn_once

@@ -11,16 +11,15 @@ from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any
 
+from omnireuse import Profile, Strategy, enable
 from omnireuse.arguments.targets import strategy_for
 from omnireuse.arguments.tune import check_tune, is_off_by_environment
 from omnireuse.base.environment import switch_of
 from omnireuse.base.validation import is_number
 from omnireuse.errors import ConfigError, UnknownNameError, WrongTypeError
-from omnireuse.front import enable
-from omnireuse.loop.strategy import Strategy
 from omnireuse.named.options import DiffusionCacheConfig
 from omnireuse.policies.spread import nearest
-from omnireuse.profiles.profile import Profile
+from omnireuse.profiles.conditions import read_weights_anew
 from omnireuse.profiles.target import TARGETS, Target
 from omnireuse.tuning.loops import OFF, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry
@@ -251,8 +250,10 @@ class ServerSettings:
         return plan
 
     def forget(self) -> None:
-        """Make plans anew: the model has other weights, and a profile may be for the former ones."""
+        """Ask anew for all that depends on weights: they were changed in a way that torch knows nothing of."""
+        read_weights_anew()
         self._plans.clear()
+        self.modulation.forget()
 
     def enable_arguments(self, request: RequestSettings) -> dict[str, Any]:
         """The same as arguments of `omnireuse.enable`."""

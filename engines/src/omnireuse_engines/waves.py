@@ -26,10 +26,10 @@ from typing import Any
 
 import torch
 
+from omnireuse import Policy
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.planning.solver import next_latents
-from omnireuse.policies.base import Policy
 from omnireuse.tuning.entry import TuningEntry
 from omnireuse.tuning.loops import LoopTrials, LoopTuner, MeasuredLoop, RepeatableLoop, RequestPlan
 from omnireuse.tuning.registry import PlanRegistry

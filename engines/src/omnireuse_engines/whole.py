@@ -7,8 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from omnireuse.front import enable
-from omnireuse.handle import Handle
+from omnireuse import Handle, enable
 from omnireuse.hooks.interception import Interception, MethodCall, intercept
 from omnireuse.hooks.session import Session, session_of
 from omnireuse.loop.events import RequestBegan

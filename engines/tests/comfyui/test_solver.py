@@ -13,9 +13,8 @@ from engines.tests.comfyui.played import Call, Function, Model, Sampler, euler, 
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.loop.stepper import Stepper, stepped
 from omnireuse.planning.fit import WeightFit
-from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.recording import Recording
-from omnireuse.tuning.steppers import FitStepper, TrialStepper
+from omnireuse.tuning.recording import FullRun, Recording
+from omnireuse.tuning.trials import FitStepper, TrialStepper
 from omnireuse_engines.comfyui.solver import CallSigmas, Response, measured_response
 
 SIGMAS = (1.0, 0.8, 0.5, 0.3, 0.1, 0.0)

@@ -29,11 +29,11 @@ def encode(manager: SharedEncoderCacheManager, content: str, size: int, request:
 
 def see(manager: SharedEncoderCacheManager, content: str, size: int, **commit: object) -> bool:
     """Serve a request that shows one item and leaves; tells whether it was a hit."""
-    lease = manager.lookup(key(content), "x", 0)
-    if lease is None:
+    is_hit = manager.hold(key(content), "x", 0)
+    if not is_hit:
         encode(manager, content, size, **commit)
     manager.release_request("x")
-    return lease is not None
+    return is_hit
 
 
 # --- two phases
@@ -43,10 +43,10 @@ def test_a_planned_item_is_no_hit_until_it_is_committed() -> None:
     manager = make()
     lease = manager.reserve(key("cat"), "a", 0, 4)
     assert not manager.is_ready(key("cat"))
-    assert manager.lookup(key("cat"), "b", 0) is None
+    assert not manager.hold(key("cat"), "b", 0)
     manager.commit(lease)
-    hit = manager.lookup(key("cat"), "b", 0)
-    assert hit == Lease(key=key("cat"), request_id="b", position=0, outcome=Outcome.HIT)
+    assert manager.hold(key("cat"), "b", 0)
+    assert manager.held_positions("b") == {0: key("cat")}
 
 
 @pytest.mark.parametrize("again", ["commit", "abort"])
@@ -90,7 +90,7 @@ def test_the_same_item_twice_in_one_request_is_encoded_once_and_held_until_both_
 def test_an_output_is_found_only_under_everything_it_depends_on(part: dict) -> None:
     manager = make()
     encode(manager, "cat", 4)
-    assert manager.lookup(key("cat", **part), "b", 0) is None
+    assert not manager.hold(key("cat", **part), "b", 0)
 
 
 # --- what cannot be
@@ -101,7 +101,7 @@ def test_a_position_holds_one_item() -> None:
     encode(manager, "dog", 2, "b")
     encode(manager, "cat", 4, "a")
     with pytest.raises(StateError, match="release it first"):
-        manager.lookup(key("dog"), "a", 0)
+        manager.hold(key("dog"), "a", 0)
     with pytest.raises(StateError, match="release it first"):
         manager.reserve(key("dog"), "a", 0, 2)
 
@@ -342,13 +342,13 @@ class AnySequence(RuleBasedStateMachine):
             self.leaders[content] = lease
 
     @rule(content=st.sampled_from([f"k{n}" for n in range(6)]), where=where)
-    def lookup(self, content: str, where: tuple[str, int]) -> None:
+    def hold(self, content: str, where: tuple[str, int]) -> None:
         if self.holders.get(where, content) != content:
             return
-        lease = self.manager.lookup(key(content), *where)
+        is_held = self.manager.hold(key(content), *where)
         self.sync()
-        assert (lease is not None) == (content in self.there)
-        if lease is not None:
+        assert is_held == (content in self.there)
+        if is_held:
             self.holders[where] = content
 
     @rule(data=st.data(), verb=st.sampled_from(["commit", "commit", "abort"]))

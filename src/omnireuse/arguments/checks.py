@@ -14,7 +14,7 @@ from omnireuse.arguments.tune import Audited, TuneOptions, check_tune
 from omnireuse.base.validation import check_value, field_error, kind_error, kind_of
 from omnireuse.errors import ConfigError, OmniReuseError, UnknownNameError, WrongTypeError
 from omnireuse.forecasters import FORECASTERS, Forecaster
-from omnireuse.loop.strategy import REGIONS, Strategy
+from omnireuse.loop.strategy import Region, Strategy
 from omnireuse.policies import POLICIES, EveryNth, MagCache, Spread, Steps
 from omnireuse.policies.base import Policy
 from omnireuse.profiles.profile import Profile
@@ -55,8 +55,7 @@ def check_arguments(
         raise ConfigError(messages.FILE_AS_BACKEND, file=backend)
     if not (backend is None or isinstance(backend, str) or _opens(backend)):
         raise _no_backend(backend)
-    if isinstance(region, str) and region not in REGIONS:
-        raise UnknownNameError("region", region, REGIONS)
+    check_value("enable", "region", region, Region | None)
     for kind in KINDS:
         _check_name(kind, ways[kind])
     if options and not isinstance(backend, str):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
+from omnireuse.loop.strategy import Axis, PredictionTarget, Signal
+
 __all__ = [
     "Axis",
     "BackendName",
@@ -31,9 +33,6 @@ BackendName = Literal[
 ]
 PolicyName = Literal["easy_cache", "error_control", "fixed", "never", "residual_diff", "scm", "sea_cache", "tea_cache"]
 ForecasterName = Literal["blend", "hold", "polynomial", "taylorseer"]
-PredictionTarget = Literal["x0", "output", "residual"]
-Signal = Literal["expected_output", "filtered_latents", "first_residual", "latents", "modulated_input", "none"]
-Axis = Literal["noise", "steps"]
 
 
 class StrategyOptions(TypedDict, total=False):

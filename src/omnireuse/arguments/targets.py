@@ -50,7 +50,7 @@ def strategy_of(policy: Policy | str, forecaster: Forecaster | str = "hold", **c
 
 
 def strategy_for(
-    pipeline: Any,
+    pipeline: object,
     target: Target,
     *,
     profile: Profile | str | os.PathLike[str] | None = None,
@@ -101,7 +101,7 @@ class Profiled:
     target: Target
     region: str | None = None
 
-    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
+    def open(self, pipeline: object, group: dist.ProcessGroup | None) -> Opened:
         """The profile's strategy, and its promise.
 
         Raises:
@@ -118,7 +118,7 @@ class Profiled:
         return chosen.strategy, chosen.name, (runs, Untuned("a profile"), *adapts)
 
 
-def in_fitting_region(strategy: Strategy, pipeline: Any, region: str | None = None) -> Strategy:
+def in_fitting_region(strategy: Strategy, pipeline: object, region: str | None = None) -> Strategy:
     """A strategy of region "step" in the given region, or else in the one that serves the pipeline's denoisers.
 
     Region "step" forecasts what the scheduler receives. If the denoiser produces sound beside frames, that is one of

@@ -118,7 +118,7 @@ def _any_float(kind: type, value: Any) -> Any:
     raise ValueError(f"Expected a number, 'inf', '-inf' or 'nan', got {value!r:.60}")
 
 
-def _without_infinities(value: Any) -> Any:
+def _without_infinities(value: object) -> Any:
     if isinstance(value, dict):
         return {key: _without_infinities(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -111,7 +111,7 @@ Unlimited = Annotated[int, whole(-1)]
 """A count, or -1 for no limit."""
 
 
-def check_fields(config: Any) -> None:
+def check_fields(config: object) -> None:
     """Check the fields of a dataclass against their types, as `check_value` does.
 
     A function in `Annotated[type, function]` is called with the dataclass and the name of the field.

@@ -56,7 +56,7 @@ BAR = "{desc}: {percentage:3.0f}%|{bar}| {n:.0f} of at most {total:.0f} full run
 
 
 def calibrate(
-    pipeline: Any,
+    pipeline: object,
     prompts: Sequence[str],
     *,
     steps: int | None = None,
@@ -70,7 +70,7 @@ def calibrate(
     dtype: str | torch.dtype | None = None,
     pictures: Callable[[Any], Any] | None = None,
     progress: bool = True,
-    **call: Any,
+    **call: object,
 ) -> Profile:
     """Search the best schedule for each budget of computed steps, on the pipeline's own runs.
 

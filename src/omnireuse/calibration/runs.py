@@ -25,8 +25,7 @@ from omnireuse.noise.schedulers import noise_levels
 from omnireuse.pipelines.bars import without_bar
 from omnireuse.pipelines.call import Caller
 from omnireuse.pipelines.pictures import Picture, capped_psnr
-from omnireuse.tuning.full_run import FullRun
-from omnireuse.tuning.recording import FULL, Recording
+from omnireuse.tuning.recording import FULL, FullRun, Recording
 from omnireuse.tuning.trials import MeasuredCall, PipelineTrials
 
 __all__ = ["PromptRuns"]

@@ -102,7 +102,7 @@ def _spell(value: Any, nodes: Iterator[int]) -> str:
     return _spell_large(value, nodes)
 
 
-def _spell_large(value: Any, nodes: Iterator[int]) -> str:
+def _spell_large(value: object, nodes: Iterator[int]) -> str:
     """A token tensor, an array or an image, by its content."""
     image = sys.modules.get("PIL.Image")
     if type(value) is torch.Tensor and value.device.type != "meta":

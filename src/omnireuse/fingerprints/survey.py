@@ -85,7 +85,7 @@ class Survey:
         UnkeyableError: something can change unseen.
     """
 
-    def __init__(self, value: Any, path: str, pipeline: object, old: Survey | None = None) -> None:
+    def __init__(self, value: object, path: str, pipeline: object, old: Survey | None = None) -> None:
         self._begin(path, pipeline, old)
         self._held: Any = value
         if isinstance(value, nn.Module):
@@ -184,13 +184,13 @@ class Survey:
     def _weakly(self, module: nn.Module) -> weakref.ref[nn.Module]:
         this = weakref.ref(self)
 
-        def release(_: Any) -> None:
+        def release(_: object) -> None:
             if (survey := this()) is not None:
                 survey.release()
 
         return weakref.ref(module, release)
 
-    def _open(self, path: str, value: Any = None) -> None:
+    def _open(self, path: str, value: object = None) -> None:
         """What follows belongs to this path, the value first."""
         self._path, self._words = path, self._groups.setdefault(path, [])
         if isinstance(value, CONTAINERS):
@@ -228,7 +228,7 @@ class Survey:
                 for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
                     self._tensor(tensor, f"{inside} (script)")
 
-    def _value(self, value: Any, path: str) -> None:
+    def _value(self, value: object, path: str) -> None:
         if is_plain(value):
             self._words.append(plain_word(value))
         elif id(value) in self._seen:
@@ -268,7 +268,7 @@ class Survey:
             if isinstance(tensor, nn.Parameter):
                 self.parameters.add(self._path)
 
-    def _object(self, value: Any, path: str) -> None:
+    def _object(self, value: object, path: str) -> None:
         kind, tokenizers = type(value), sys.modules.get("tokenizers")
         if tokenizers is not None and isinstance(value, tokenizers.Tokenizer):
             self._probe(_transformers_backend if self._is_tokenizer else _backend, value)
@@ -339,7 +339,7 @@ class Survey:
             self._each(attributes, path)
         self._is_tokenizer = outer
 
-    def _container(self, value: Any, path: str) -> None:
+    def _container(self, value: object, path: str) -> None:
         self.watch.objects.append(value)
         self.watch.tables += [value] if isinstance(value, dict) else []
         self._each(sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value, path)
@@ -377,7 +377,7 @@ _forward = operator.attrgetter("forward")
 _code = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
-def plain_word(value: Any) -> str:
+def plain_word(value: object) -> str:
     """A plain value in a word."""
     return f"{type(value).__name__} {value!r}"
 
@@ -406,7 +406,7 @@ def _there(words: Iterable[tuple[str, Words]]) -> bytes | None:
     return None if any(None in each for _, each in texts) else digest_of(repr(texts).encode())
 
 
-def slots_of(value: Any) -> dict[str, Any]:
+def slots_of(value: object) -> dict[str, Any]:
     """Attributes in the ``__slots__`` of an object's classes, by name."""
     found = {}
     for kind in type(value).__mro__:
@@ -432,7 +432,7 @@ def _serial(thing: object) -> int:
         return number
 
 
-def _forget(name: int, gone: Any) -> None:
+def _forget(name: int, gone: object) -> None:
     if _numbered.get(name, (None,))[0] is gone:
         del _numbered[name]
 
@@ -473,7 +473,7 @@ def _model_digest(tokenizer: Any) -> str:
     return _once(tokenizer, about, lambda: b"\x1f".join([b"" if p is None else p.__getstate__() for p in parts]))
 
 
-def _once(thing: Any, about: object, read: Callable[[], bytes]) -> str:
+def _once(thing: object, about: object, read: Callable[[], bytes]) -> str:
     """The digest of something that is read once, as long as it is ``about`` the same."""
     key = hash((id(thing), about))
     known, content = _digests.get(key, (None, ""))

@@ -103,7 +103,7 @@ class Watch:
                 each.clear()
 
 
-def suspect_stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+def suspect_stepped(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """A hook after the steps of all optimizers: a fused one changes weights without a new version (torch 2.13)."""
     stepped = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
     with _lock:

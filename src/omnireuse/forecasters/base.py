@@ -106,10 +106,10 @@ def held_bytes(holders: Iterable[Any]) -> int:
     return storage_bytes(held)
 
 
-def transformed(value: Any, change: Transform) -> Any:
+def transformed(value: object, change: Transform) -> Any:
     """A copy of a value with `change(tensor)` in place of each tensor in its containers and memories."""
 
-    def changed(leaf: Any) -> Any:
+    def changed(leaf: object) -> Any:
         if isinstance(leaf, Memory):
             return leaf.transformed(change)
         return change(leaf) if isinstance(leaf, torch.Tensor) else leaf

@@ -19,13 +19,13 @@ EXPONENT = 1.5
 """`Blend.exponent` for x0. If the output is straight in noise, x0 is straight in noise²; 1.5 is halfway to noise
 itself (``python -m bench few_steps``)."""
 DAMPING = 0.75
-"""A correction counts as the noise that is left of the gap's to this power: a forecast leaves the latents beside the
-path, and the next velocity pulls them back; what of it is pull and not path grows with the fall of the noise."""
+"""A correction is multiplied by the share of noise that is left after the gap, to this power: the next velocity also
+pulls latents back that a forecast has left beside the path, and more so the more the noise has fallen."""
 FEW, MISSED = 0.4, torch.finfo(torch.float32).max
 """`Blend.holds_misses` below this share of computed steps (``python -m bench harm``), and the shortfall of a miss."""
 FADES = 0.8
-"""What is left of a miss at the next computed step: gaps that were held leave the latents near the path, where a line
-looks right that has just missed everything."""
+"""Factor on a miss at each later computed step. After a gap that was held, the latents are near the path, and a line
+looks right although it has just missed."""
 
 
 @dataclass(frozen=True, kw_only=True)

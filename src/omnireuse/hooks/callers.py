@@ -91,24 +91,24 @@ def _pipeline_of(code: types.CodeType) -> str | None:
     return None
 
 
-After = Callable[[Sequence[str]], None]
-"""Called when a callback has run, with the names of the tensors that it has replaced or written to."""
-
-
 @contextmanager
 def callbacks_aside(
-    args: Sequence[Any], kwargs: Mapping[str, Any], after: After | None = None
+    args: Sequence[Any], kwargs: Mapping[str, Any], touched: list[list[str]] | None = None
 ) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
     """The arguments of a pipeline's call, whose callbacks are no part of it while they run.
 
     A function is wrapped. An object with a `__call__` of its class (diffusers' `PipelineCallback`) is intercepted until
     the end of the call, because pipelines ask for its type.
+
+    Args:
+        touched: gets an entry after each callback: the names of the tensors but the latents that it has replaced or
+            written to.
     """
 
     with ExitStack() as stack:
 
         def called(call: MethodCall) -> Any:
-            return call_back(after, call.proceed, *call.args, **call.kwargs)
+            return call_back(touched, call.proceed, *call.args, **call.kwargs)
 
         def aside(value: object) -> Any:
             if not callable(value) or isinstance(value, (type, torch.nn.Module)):
@@ -116,27 +116,28 @@ def callbacks_aside(
             if any(isinstance(vars(cls).get("__call__"), types.FunctionType) for cls in type(value).__mro__):
                 stack.callback(intercept(value, call_back, {"__call__": called}).undo)
                 return value
-            return functools.update_wrapper(functools.partial(call_back, after, value), value)
+            return functools.update_wrapper(functools.partial(call_back, touched, value), value)
 
         yield tuple(map(aside, args)), {name: aside(value) for name, value in kwargs.items()}
 
 
-def call_back(after: After | None, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
-    """Call a callback, which is named while it runs; then tell `after` what it has changed."""
+def call_back(touched: list[list[str]] | None, proceed: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+    """Call a callback, which is named while it runs; then note what it has changed, as `callbacks_aside` says."""
     before: dict[str, tuple[Any, int | None]] | None = None
-    if after is not None and args and isinstance(args[-1], dict):
+    if touched is not None and args and isinstance(args[-1], dict):
         # Tensors by name, the last argument of a callback at a step's end; changes in place are counted.
         before = {
             name: (value, value._version if isinstance(value, torch.Tensor) and not value.is_inference() else None)
             for name, value in args[-1].items()
+            if name != "latents"
         }
     token = CALLERS.set((*CALLERS.get(), _CALLBACK))
     try:
         result = proceed(*args, **kwargs)
     finally:
         CALLERS.reset(token)
-    if after is not None:
-        after(() if before is None else _changed(before, result))
+    if touched is not None:
+        touched.append([] if before is None else _changed(before, result))
     return result
 
 
@@ -144,6 +145,8 @@ def _changed(before: Mapping[str, tuple[Any, int | None]], result: object) -> li
     """The names of what a callback has written to, or returned in place of what it was given."""
     changed = [name for name, (value, seen) in before.items() if seen is not None and value._version != seen]
     for name, value in result.items() if isinstance(result, Mapping) else ():
+        if name == "latents":
+            continue
         given, _ = before.get(name, (None, None))
         are_tensors = isinstance(value, torch.Tensor) and isinstance(given, torch.Tensor)
         is_same = value is given or (are_tensors and torch.equal(value, given))

@@ -114,7 +114,7 @@ class Timetable:
             return {}
         return {at - self.begin: mine.data_ptr() + at * mine.element_size() for at in range(self.begin, self.count)}
 
-    def entry(self, given: Any) -> int | None:
+    def entry(self, given: object) -> int | None:
         """The place of this timestep, if it is one of these by its place in memory, as a loop over them gets it."""
         mine = self._timesteps
         if type(given) is not torch.Tensor or type(mine) is not torch.Tensor or not mine.is_contiguous():

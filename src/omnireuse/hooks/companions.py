@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse import messages
 from omnireuse.errors import StateError
 from omnireuse.hooks.interception import MethodCall
 from omnireuse.hooks.run import Run
@@ -187,11 +188,7 @@ class Companions:
             values |= {id(old): new for old, new in pairs if isinstance(old, torch.Tensor)}
         leaves, structure = pytree.tree_flatten((tuple(given), dict(named)))
         if not values.keys() <= {id(leaf) for leaf in leaves}:
-            raise StateError(
-                "a step that was to be reused is computed, and its ControlNet's output was changed on the way to the "
-                "denoiser, which it was not before; keep the arguments of the call the same at all steps, or give "
-                "region='call'"
-            )
+            raise StateError(messages.CONTROLNET_CHANGED)
         filled = [values.get(id(leaf), leaf) for leaf in leaves]
         found: tuple[Any, Any] = pytree.tree_unflatten(filled, structure)
         return found

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from omnireuse import messages
 from omnireuse.base.validation import kind_of
 from omnireuse.errors import StateError, UnsupportedModelError, WrongTypeError
 from omnireuse.hooks.interception import compiled_call, is_optimized
@@ -68,9 +69,7 @@ def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
     """
     if pipeline is None or isinstance(pipeline, type):
         got, write = ("None", "FluxPipeline") if pipeline is None else (kind_of(pipeline), pipeline.__name__)
-        raise WrongTypeError(
-            f"reuse needs a pipeline, got {got}; pass a loaded pipeline, as {write}.from_pretrained(…) returns it"
-        )
+        raise WrongTypeError(messages.NOT_LOADED, got=got, write=write)
     # A model may call a part of its own its decoder; engines' pipelines are modules, too.
     is_module = isinstance(pipeline, torch.nn.Module)
     found = [getattr(pipeline, name, None) for name in (DENOISERS[:5] if is_module else DENOISERS)]
@@ -78,13 +77,8 @@ def denoisers_of(pipeline: Any) -> list[torch.nn.Module]:
     if denoisers:
         return denoisers
     if is_module:
-        raise UnsupportedModelError(
-            f"{type(unwrapped(pipeline)).__name__} is a model, and reuse is enabled on the pipeline that holds it: "
-            "pass the pipeline, as in omnireuse.enable(pipe)"
-        )
-    raise UnsupportedModelError(
-        f"{type(pipeline).__name__} has no denoiser: looked for a torch module at {', '.join(DENOISERS)}"
-    )
+        raise UnsupportedModelError(messages.IS_A_MODEL, model=type(unwrapped(pipeline)).__name__)
+    raise UnsupportedModelError(messages.NO_DENOISER, pipeline=type(pipeline).__name__, names=", ".join(DENOISERS))
 
 
 def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
@@ -197,10 +191,7 @@ def forward_group(denoisers: Iterable[torch.nn.Module]) -> dist.ProcessGroup | N
         return None
     groups = {dist.get_process_group_ranks(group).__repr__(): group for each in denoisers for group in _groups(each)}
     if len(groups) > 1:
-        raise StateError(
-            f"enable: the denoisers run in several process groups ({', '.join(groups)}), so the ranks that must decide "
-            "alike are not known; give them as group="
-        )
+        raise StateError(messages.SEVERAL_GROUPS, groups=", ".join(groups))
     for ranks, group in groups.items():
         logger.info("ranks %s share the denoiser's forward pass, and decide alike", ranks)
         return group
@@ -212,10 +203,7 @@ def check_agreement(policy: Policy, agreement: Agreement, denoiser: torch.nn.Mod
     if not (policy.needs_drift or policy.needs_error) or not agreement.is_alone:
         return
     if forward_group([denoiser]) is not None:
-        raise StateError(
-            f"{type(policy).__name__} measures, and {model_name(denoiser)} was made parallel after reuse was enabled; "
-            "call omnireuse.disable(pipeline) and enable it again, so that the ranks decide alike"
-        )
+        raise StateError(messages.PARALLEL_LATER, policy=type(policy).__name__, model=model_name(denoiser))
 
 
 def _groups(denoiser: torch.nn.Module) -> Iterator[dist.ProcessGroup]:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from omnireuse import messages
 from omnireuse.base.once import Once
 from omnireuse.errors import StateError
 from omnireuse.hooks.run import Layout, Run
@@ -60,7 +61,7 @@ _TIMES = Explanation(
     "if all frames share them (ar_step=0), call handle.advance() in a callback of each step, with region='call'",
 )
 FEW = 8
-"""A run that computes a smaller share of its steps than one in so many gets a word."""
+"""A run that computes less than one in this many steps is explained in the log."""
 
 
 def explain(strategy: Strategy, run: Sequence[Decision]) -> Explanation | None:
@@ -178,11 +179,8 @@ class InertRuns:
         if broken is None:
             return
         if any(each.step == broken and each.reused for each in decisions):
-            raise StateError(
-                f"the latents of this run are NaN or infinite from step {broken} on, which "
-                f"{type(run.generation.forecaster).__name__} forecast, unless a callback changed them there; compute "
-                "more steps, or give another forecaster"
-            )
+            forecaster = type(run.generation.forecaster).__name__
+            raise StateError(messages.LATENTS_NOT_FINITE, step=broken, forecaster=forecaster)
         logger.warning(
             "the latents of this run are NaN or infinite from step %d on, which was computed and not forecast: see "
             "whether they are with policy='never', too, and look at the model's dtype and inputs",

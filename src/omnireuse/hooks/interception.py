@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from omnireuse import messages
 from omnireuse.errors import UnsupportedModelError
 
 __all__ = [
@@ -129,10 +130,7 @@ def _enter(handler: Handler, proceed: Callable[..., Any], *args: object, **kwarg
 
 def _refuse_own(target: object, name: str) -> None:
     if name in getattr(target, "__dict__", {}):
-        raise UnsupportedModelError(
-            f"{type(target).__name__}.{name} was replaced on this object by an attribute, which would bypass reuse; "
-            f"remove it or enable reuse before it is set"
-        )
+        raise UnsupportedModelError(messages.REPLACED_ON_OBJECT, kind=type(target).__name__, name=name)
 
 
 def _calls_through_slot(target: object) -> bool:

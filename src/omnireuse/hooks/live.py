@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
+from omnireuse import messages
 from omnireuse.base.once import Once
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.hooks.callers import CALLERS, is_called_by
@@ -69,6 +70,8 @@ class Loop:
         """Denoiser calls of its runs so far, made or reused."""
         self.context: str | None = None
         """The cache context that the pipeline has entered."""
+        self.touched: list[list[str]] = []
+        """What each callback since the call before has replaced or written to, by name."""
         self.final: torch.Tensor | None = None
         """The latents that the scheduler has returned last."""
         self.clock, self.companions, self.guided = Clock(in_call=call is not None), Companions(), Guided()
@@ -153,7 +156,7 @@ class Live(ABC):
                 call = loop.companions.denoise(run, call)
             conditions, held = run.conditions, run.conditions.held.get((index, branch))
             given, options, layout, is_held = form_of(model, call, index, loop.companions.scales, held)
-            asks = run.calls == 1 and (not run.step or loop.call is None or run.is_touched)
+            asks = bool(loop.touched) or (run.calls == 1 and (not run.step or loop.call is None))
             if asks or not is_held or conditions.latest != run.changed_at or run.windows.are_several:
                 marks = adapters_of(model) if asks else {}
                 asked = Asked(module, index, given_name, call.args, call.kwargs)
@@ -239,7 +242,11 @@ class Live(ABC):
         """Find out whether inputs of a call have changed, or its window, or what marks the weights and adapters of its
         model."""
         conditions, step, others, key = run.conditions, run.step, loop.companions, (asked.denoiser, branch)
-        run.is_touched = run.is_touched and not marks
+        for changed in filter(None, loop.touched):
+            conditions.change(step, changed)
+        if loop.touched and self._has_other_parts(self._pipeline()):
+            self._parts.refresh_others(self._pipeline())
+        loop.touched.clear()
         for what, value in marks.items():
             if conditions.told.get(what) != value:
                 conditions.tell(step, what, value)
@@ -256,6 +263,11 @@ class Live(ABC):
             names = ", ".join(name for name, steps in conditions.changes.items() if steps[-1] == latest)
             logger.info("step %d is computed, and what was remembered is dropped: %s changed", latest, names)
             self.emit(FellBack(f"computing after a change of {names}"))
+
+    def _has_other_parts(self, pipeline: object) -> bool:
+        """True if parts beside the denoisers were replaced, as a callback may do with the scheduler."""
+        others = self._parts.others
+        return [id(getattr(pipeline, name, None)) for name in others] != [*map(id, others.values())]
 
     def _compute_from_here(self, what: str, why: str) -> None:
         """Reuse nothing in the rest of the loop; say why, once for each text."""
@@ -357,7 +369,7 @@ def end_step(run: Run, latents: torch.Tensor | None) -> bool:
 def next_step(run: Run) -> None:
     """The next call belongs to the next step."""
     run.step += 1
-    for each in run.generations:
+    for each in run.wave.generations:
         if each.index < run.step:  # region "step" has ended it by `use`
             each.advance()
     run.latents, run.calls = None, 0
@@ -424,10 +436,7 @@ class StepRegion(Region):
         if self.stepper is not None:
             self.stepper.see(call.denoiser, output, kinds)
         elif kinds > 1:
-            raise SeveralOutputsError(
-                f"Strategy(region='step'): {call.model} must return one kind of latents, got {kinds}, "
-                f"of which the scheduler is given one; use region='call', which forecasts all of them, or 'blocks'"
-            )
+            raise SeveralOutputsError(messages.SEVERAL_OUTPUTS, model=call.model, kinds=kinds)
         self._placeholders[key] = own, output
         return output
 
@@ -489,7 +498,7 @@ class StepRegion(Region):
             self._computes = self._ask(call)
         if self._branches != run.branches:
             # Guidance that begins or ends changes the output: remembered values are of another kind then.
-            for each in run.generations:
+            for each in run.wave.generations:
                 each.is_of_new_kind = self._branches is not None
             self._branches = run.branches.copy()
         if self.stepper is not None and self._inner is None:

@@ -33,7 +33,8 @@ class Parts:
         self.denoisers: list[torch.nn.Module] = []
         self.scheduler: Any = None
         """The scheduler that tells the steps; None if the pipeline has none that does."""
-        self._others: dict[str, Any] = {}
+        self.others: dict[str, Any] = {}
+        """The pipeline's other parts by name, None among them; empty before they were looked at."""
         self._on_denoisers: list[Interception] = []
         self._on_others: list[Interception] = []
 
@@ -53,18 +54,11 @@ class Parts:
         for place, denoiser in enumerate(self.denoisers):
             self._intercept(str(place), denoiser, self._on_denoisers)
 
-    def refresh_others(self, pipeline: object, *, anew: bool = False) -> None:
-        """Intercept the pipeline's present other parts, if any is another one, or `anew`; none after `undo`."""
-        if not self.denoisers:
-            return
-        parts, is_same = dict[str, Any](), bool(self._others) and not anew
-        for name in ("scheduler", *COMPANIONS, *GUIDERS):
-            parts[name] = getattr(pipeline, name, None)
-            is_same = is_same and parts[name] is self._others[name]
-        if is_same:
-            return
+    def refresh_others(self, pipeline: object) -> None:
+        """Intercept the pipeline's present other parts in place of those before."""
         self._undo(self._on_others)
-        self._others, scheduler = parts, parts["scheduler"]
+        self.others = parts = {name: getattr(pipeline, name, None) for name in ("scheduler", *COMPANIONS, *GUIDERS)}
+        scheduler = parts["scheduler"]
         self.scheduler = scheduler if hasattr(scheduler, "set_timesteps") and hasattr(scheduler, "step") else None
         for name, part in parts.items():
             if part is not None and (part is self.scheduler or name != "scheduler"):
@@ -74,7 +68,7 @@ class Parts:
         """Restore every part. Idempotent."""
         self._undo(self._on_denoisers)
         self._undo(self._on_others)
-        self.denoisers, self._others, self.scheduler = [], {}, None
+        self.denoisers, self.others, self.scheduler = [], {}, None
 
     def _intercept(self, name: str, part: object, into: list[Interception]) -> None:
         handlers = {method: each for method, each in self._route(name, part).items() if hasattr(part, method)}

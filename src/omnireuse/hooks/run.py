@@ -93,8 +93,7 @@ class Run:
 
     Attributes:
         generation: decides for its batch as a whole, and remembers.
-        generations: this one, and one for each row that is decided on by itself.
-        wave: of these rows.
+        wave: has the generations of rows that are decided on one by one.
         stepper: what region "step" asks: the generation, or the wave.
         kind, references: as in `Chosen`.
         began: when, by `time.perf_counter`.
@@ -110,16 +109,14 @@ class Run:
         conditions: what its steps are computed from beside latents and time.
         windows: of its latents, if its calls are given parts of them.
         has_times: whether each frame has a timestep of its own, so that a sample has several.
-        is_touched: whether a callback has run since the step before.
         changed_at: the step of the latest change of conditions that the hooks know of.
         grids: how the tokens of the latents unfold, by the layout of the call: reading positions waits for the device.
     """
 
     def __init__(self, generation: Generation, kind: str, region: Region, references: Any = None) -> None:
         self.generation, self.kind, self.region, self.references = generation, kind, region, references
-        self.generations = [generation]
         self.stepper: Stepper = generation
-        self.wave = Wave(self.generations)
+        self.wave = Wave([generation])
         self.step, self.began = 0, time.perf_counter()
         self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
@@ -129,7 +126,7 @@ class Run:
         self.is_stepped = False
         self.magnitudes: list[tuple[int, torch.Tensor]] = []
         self.grids: dict[Hashable, tuple[int, ...] | None] = {}
-        self.conditions, self.is_touched, self.changed_at = CallConditions(), False, 0
+        self.conditions, self.changed_at = CallConditions(), 0
         self.windows, self.has_times = Windows(), False
         self._first_sigma: float | None = None
 
@@ -142,7 +139,7 @@ class Run:
 
     def finish(self) -> None:
         """Drop what its generations remember."""
-        for each in self.generations:
+        for each in self.wave.generations:
             each.finish()
 
     def is_over(self, ahead: int = 0) -> bool:
@@ -161,7 +158,7 @@ class Run:
         """Take the noise level of this step from `cache_context`, if the scheduler's algebra is not known."""
         if self._first_sigma is None:
             self._first_sigma = sigma
-        for each in self.generations:
+        for each in self.wave.generations:
             each.call_at(level_of_sigma(sigma, self._first_sigma))
 
     @property
@@ -176,7 +173,7 @@ class Run:
         """Bytes of tensor storage that this run holds beyond what the pipeline holds itself."""
         leaves = pytree.tree_leaves(dict(self.region.held))
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.device.type != "meta"]
-        return sum(each.kept_bytes for each in self.generations) + sum(tensor.nbytes for tensor in tensors)
+        return sum(each.kept_bytes for each in self.wave.generations) + sum(tensor.nbytes for tensor in tensors)
 
     def first_broken(self) -> int | None:
         """The step after which the latents were first NaN or infinite; None if they never were. Cost: one read."""

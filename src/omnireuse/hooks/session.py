@@ -11,13 +11,14 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
+from omnireuse import messages
 from omnireuse.base.validation import Count, check_value
 from omnireuse.errors import StateError, UnsupportedModelError
 from omnireuse.hooks.callers import callbacks_aside, calling, pipeline_without_reuse
@@ -223,7 +224,7 @@ class Session(Live):
         loops.calls.append(loop)
         loops.now = loop
         try:
-            with calling(pipeline), callbacks_aside(args, kwargs, self._called_back) as (given, named):
+            with calling(pipeline), callbacks_aside(args, kwargs, loop.touched) as (given, named):
                 result = call.proceed(*given, **named)
             self._end(is_complete=getattr(pipeline, "_interrupt", False) is not True)
         finally:
@@ -234,15 +235,6 @@ class Session(Live):
         if not loop.had_run:
             self._inert.no_run(self._name, is_called=self.calls_outside != outside)
         return result
-
-    def _called_back(self, changed: Sequence[str]) -> None:
-        """Handle the end of a callback, which may have replaced the scheduler, or conditions of the next step."""
-        if self._is_open:
-            self._parts.refresh_others(self._pipeline())
-        if (run := self._loops.now.run) is not None:
-            run.is_touched = True
-            if changed:
-                run.conditions.change(run.step, (name for name in changed if name != "latents"))
 
     # -- the calls of its parts
 
@@ -317,6 +309,7 @@ class Session(Live):
     def _begin(self, begin: Begin, shape: tuple[int, ...]) -> Run:
         loop = self.loop
         run, loop.run = loop.run, None
+        loop.touched.clear()
         self._drop(loop, run, begin.completes)
         start = RunStart(
             total=begin.total,
@@ -405,13 +398,11 @@ class Session(Live):
             parts.refresh_denoisers(pipeline)
             self._region = self._make_region(self.strategy, parts.denoisers, parts)
             self._kind = self.strategy.region
-        parts.refresh_others(pipeline, anew=is_anew)
+        if is_anew or self._has_other_parts(pipeline):
+            parts.refresh_others(pipeline)
         if self.strategy.region == "step" and parts.scheduler is None:
             got = getattr(pipeline, "scheduler", None)
-            raise UnsupportedModelError(
-                f"Strategy(region='step'): {self._name}.scheduler must have set_timesteps and step, "
-                f"got {got!r}; use region='call', which needs no scheduler"
-            )
+            raise UnsupportedModelError(messages.NO_SCHEDULER, name=self._name, got=got)
         for model, cache in caches_on(parts.denoisers):
             but = f"a cache of diffusers ({cache}) is at work on {model}, too"
             self.emit(Unlike(but))

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from omnireuse import messages
 from omnireuse.errors import ConfigError, StateError
 from omnireuse.forecasters.base import Forecaster, Memory, transformed
 from omnireuse.forecasters.gap import Gap
@@ -26,10 +27,7 @@ Scales = Callable[[], tuple[torch.Tensor, torch.Tensor]]
 def refuse_gradients(tensors: Iterable[torch.Tensor]) -> None:
     """Raise a StateError if autograd is on and one of these tensors needs a gradient."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        raise StateError(
-            "reuse would cut the gradient of what it stands in for; sample under torch.no_grad(), or disable reuse "
-            "while gradients are needed"
-        )
+        raise StateError(messages.GRADIENT_CUT)
 
 
 def measures_errors(strategy: Strategy, value: torch.Tensor) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import torch
 
@@ -16,32 +16,26 @@ from omnireuse.forecasters.base import Forecaster, Memory
 from omnireuse.forecasters.blend import Blend
 from omnireuse.forecasters.hold import Hold
 from omnireuse.noise.parametrization import NoiseLevel
-from omnireuse.noise.signals import SIGNALS
 from omnireuse.policies.base import Policy, check_reserved_names, unasked
 from omnireuse.policies.spread import SHORT_RUN, Spread
 
-__all__ = ["AXES", "PREDICTION_TARGETS", "REGIONS", "Region", "Strategy", "WholeRegion"]
+__all__ = ["REGIONS", "Axis", "PredictionTarget", "Region", "Signal", "Strategy", "WholeRegion"]
 
-AXES = {
-    "noise": "the noise level, in [0, 1]; the step index if the scheduler's is not known",
-    "steps": "the step index",
-}
-
-PREDICTION_TARGETS = {
-    "output": "the tensor itself",
-    "residual": "what the block stack added to its input",
-    "x0": "the denoised sample, from the output, the latents and the noise level",
-}
-
+Axis = Literal["noise", "steps"]
+"""The noise level, in [0, 1], or the step index if the scheduler's is not known; or always the step index."""
+PredictionTarget = Literal["x0", "output", "residual"]
+"""The denoised sample, from the output, the latents and the noise level; the tensor itself; or what the block stack
+added to its input."""
+Signal = Literal["expected_output", "filtered_latents", "first_residual", "latents", "modulated_input", "none"]
+"""The remembered value, whose change is expected from that of the latents; the latents, weighted by how far each
+frequency stands out of the noise; what the first blocks, which always run, added to their input; the tensor that the
+denoiser was called with; the modulated input of the first block, as the model's adapter reads it; or nothing."""
 Region = Literal["step", "call", "blocks", "tail"]
+"""Every call of a step, whose forecast replaces what the scheduler is handed, after guidance; one call of the denoiser,
+each branch for itself; the block stack, without embedders and output layers; or that but its first and last blocks."""
+REGIONS: tuple[str, ...] = get_args(Region)
 WholeRegion = Literal["step", "call"]
 """Regions that need no knowledge of the model."""
-REGIONS = {
-    "step": "every call of a step; what the scheduler is handed, after guidance, is forecast",
-    "call": "one call of the denoiser, each branch for itself",
-    "blocks": "the block stack; embedders and output layers still run",
-    "tail": "the block stack but its first and last blocks",
-}
 # Values to remember and to watch in a region, the default first. A residual needs a region whose input and output
 # live in one space; x0 needs the denoiser's whole output.
 _TARGETS_OF = {
@@ -120,7 +114,7 @@ class Strategy:
         prediction_target: "x0", "output" or "residual"; None takes the region's default. "x0" asked for by name is a
             promise: the run raises if the scheduler's algebra is unknown. As the default it falls back to "output",
             and says so.
-        signal: a name in `SIGNALS`; None takes what the policy and the region need.
+        signal: a name of `Signal`; None takes what the policy and the region need.
         first_blocks: region "tail": blocks at the start of the stack that always run, ≥ 0, and ≥ 1 if their
             residual is watched; None is 1.
         last_blocks: region "tail": blocks at its end that always run, ≥ 0; None is 0.
@@ -146,12 +140,12 @@ class Strategy:
 
     policy: Policy
     forecaster: Forecaster = field(default_factory=Hold)
-    region: str = "step"
-    prediction_target: str | None = None
-    signal: str | None = None
+    region: Annotated[str, Region] = "step"
+    prediction_target: Annotated[str, PredictionTarget] | None = None
+    signal: Annotated[str, Signal] | None = None
     first_blocks: Index | None = None
     last_blocks: Index | None = None
-    axis: str = "noise"
+    axis: Annotated[str, Axis] = "noise"
     history_dtype: torch.dtype | str | None = None
     max_consecutive: Count | None = None
     per_sample: bool = True
@@ -168,23 +162,13 @@ class Strategy:
                 raise kind_error(self, name, f"be a {name}", getattr(self, name))
         check_reserved_names(self.policy)
         check_fields(self)
-        for name, choices in (("region", REGIONS), ("axis", AXES)):
-            if getattr(self, name) not in choices:
-                raise UnknownNameError(name, getattr(self, name), choices)
-        axes = (("prediction_target", PREDICTION_TARGETS, _TARGETS_OF), ("signal", SIGNALS, _SIGNALS_OF))
-        for axis, known, fitting in axes:
-            chosen = getattr(self, axis)
-            if chosen is None:
-                continue
-            if chosen not in known:
-                raise UnknownNameError(axis, chosen, known)
-            if chosen not in fitting[self.region]:
+        for axis, fitting in (("prediction_target", _TARGETS_OF), ("signal", _SIGNALS_OF)):
+            if getattr(self, axis) not in (None, *fitting[self.region]):
                 raise field_error(self, axis, f"be {' or '.join(fitting[self.region])} in region {self.region!r}")
         own = self.forecaster.prediction_target
         if own is not None and self.prediction_target not in (None, own):
-            raise field_error(
-                self, "prediction_target", f"be {own} with the forecaster {type(self.forecaster).__name__}"
-            )
+            kind = type(self.forecaster).__name__
+            raise field_error(self, "prediction_target", f"be {own} with the forecaster {kind}")
         if self.forecaster.corrects and self.prediction_target not in (None, "x0"):
             raise field_error(self, "prediction_target", f"be x0 with {self.forecaster}, which corrects the latents")
         if self.region not in (self.forecaster.regions or REGIONS):
@@ -200,9 +184,8 @@ class Strategy:
                 raise field_error(self, "history_dtype", "be a floating-point dtype of 16 bits at least, or its name")
             object.__setattr__(self, "history_dtype", dtype)
         if self.policy.needs_drift and self.signal == "none":
-            raise field_error(
-                self, "signal", f"not be 'none' with a policy that measures ({type(self.policy).__name__})"
-            )
+            kind = type(self.policy).__name__
+            raise field_error(self, "signal", f"not be 'none' with a policy that measures ({kind})")
         unmeasured = [*(["drift"] if self.chosen_signal == "none" else []), *([] if self.measure_errors else ["error"])]
         if (missing := unasked(self.policy, unmeasured)) is not None:
             raise ConfigError(f"Strategy(policy={self.policy!r}): {missing}")

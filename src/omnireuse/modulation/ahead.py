@@ -41,7 +41,7 @@ WAYS: tuple[Callable[[torch.Tensor, torch.dtype], torch.Tensor], ...] = (
 
 
 class _Reached(BaseException):
-    """Ends a run of the denoiser on its way; no `Exception`, so that nobody handles it on the way."""
+    """Ends a run of the denoiser early. It is no `Exception`, so that no handler in the model catches it."""
 
     def __init__(self, found: object) -> None:
         self.found = found
@@ -71,7 +71,7 @@ class Ahead:
             self._picture, self._tried = schedules.pictures, []
         asked = [key for key in (*call.hits, *call.filled) if key.begin != missing.begin]
         is_made = False
-        # Behind a block that has begun otherwise there is too much to run.
+        # A row behind another block would take a run of that block.
         if missing.begin not in self._tried and not any(_path(key.table, call.denoiser)[1] for key in asked):
             self._tried.append(missing.begin)
             try:

@@ -93,7 +93,7 @@ class ModulationCache(Rows):
             each.forget()
 
     def close(self) -> None:
-        """Take everything away; weights that have left come back. Idempotent."""
+        """Remove handlers and rows, and bring back the weights that have left. Idempotent."""
         for each in self.tables:
             each.close()
         self.rows.clear()

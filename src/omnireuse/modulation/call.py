@@ -21,9 +21,9 @@ class Call:
         inputs: positional and keyword arguments; None for a later step, whose rows are made ahead of its call.
         known: values of small tensors.
         is_return: whether a value that was read is known from an earlier round of steps.
-        hits: keys of rows that were there, in the order of the calls.
+        hits: keys of rows that existed, in the order of the calls.
         filled: keys of new rows.
-        loaded: of these, the rows that were outside.
+        loaded: those of them that came from the outer store.
     """
 
     def __init__(self, denoiser: nn.Module, number: int, inputs: tuple[Any, Any] | None = None) -> None:
@@ -35,7 +35,7 @@ class Call:
         self._settings: dict[str, tuple[Any, ...]] = {}
 
     def settings(self, device_type: str) -> tuple[Any, ...]:
-        """Those of torch during this call."""
+        """The settings of torch during this call."""
         if device_type not in self._settings:
             self._settings[device_type] = settings(device_type)
         return self._settings[device_type]

@@ -1,4 +1,4 @@
-"""Weights come back before a whole denoiser is compiled, because what is in a graph asks nobody."""
+"""Bring weights back before a whole denoiser is compiled, because a compiled graph does not call the tables."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def unwatch(denoiser: nn.Module | None) -> None:
 
 
 def _compiles(*_: object) -> None:
-    """Something is about to be compiled. Is it a denoiser, and not a part of one or what serves its tables?"""
+    """Bring the weights back if a whole denoiser is being compiled, and not a part of it or code of this package."""
     frame = sys._getframe().f_back
     while frame is not None and not frame.f_globals.get("__name__", "").startswith("omnireuse.modulation."):
         caller = frame.f_locals.get("self")

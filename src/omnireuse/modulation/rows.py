@@ -100,7 +100,7 @@ class Rows:
         self._folder: Path | None = None
 
     def count(self, **numbers: int) -> None:
-        """Count so many more of each."""
+        """Add these numbers to the counters."""
         with self._lock:
             self.schedules.timesteps()
             if self._picture != self.schedules.pictures:

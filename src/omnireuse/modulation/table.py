@@ -22,7 +22,7 @@ _CPU = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {t
 
 
 class Key(NamedTuple):
-    """Of a row. It is the value of the row's output as well, for the tables after this one."""
+    """The name of a row. For the tables after this one it is also the value of the row's output."""
 
     table: Table
     epoch: int
@@ -50,7 +50,7 @@ class Table:
         alignment: of these weights, by device.
         kept: what is outside the process of it; None if nobody has looked yet.
         lock: held while weights that are away are brought in.
-        is_judged: whether the table is worth keeping; False until its first call.
+        is_chosen: whether its first call has shown that the table is worth keeping.
         tail: what the module returns after its output; layers of engines return None for a bias that they have added.
         sees_tokens: whether the module was called with something else than one small tensor.
     """
@@ -63,7 +63,7 @@ class Table:
         self.kept: OutsideRows | None = None
         self.lock = threading.RLock()
         self.is_projection = bool(self.weights.parameters)
-        self.is_judged = self.sees_tokens = False
+        self.is_chosen = self.sees_tokens = False
         self.tail: tuple[None, ...] = ()
 
 

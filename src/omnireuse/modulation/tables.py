@@ -67,7 +67,7 @@ class Tables:
     @property
     def projections(self) -> list[Table]:
         """The tables in use of modules with weights."""
-        return [each for each in self._tables if each.is_judged and each.is_projection]
+        return [each for each in self._tables if each.is_chosen and each.is_projection]
 
     def parameters(self) -> Iterable[nn.Parameter]:
         """Those of the whole denoiser."""
@@ -89,12 +89,12 @@ class Tables:
             self._on_calls.undo()
             if self._tables:
                 self.save()
-            self._drop(list(self._tables))
+            self._remove(list(self._tables))
 
     def forget(self) -> None:
         """Drop every row."""
         with self._lock:
-            self._change(self._tables)
+            self._drop_rows(self._tables)
 
     def _watch(self) -> None:
         """Route the calls of all modules that may have a table through `_serve`, but for those that have one."""
@@ -102,13 +102,13 @@ class Tables:
         compiled: list[str] = []
         for name, module in self.denoiser.named_modules():
             if name and (is_optimized(module) or compiled_call(module) is not None):
-                compiled.append(f"{name}.")  # what is in a graph asks nobody
+                compiled.append(f"{name}.")  # a compiled graph does not call the tables
             elif module in known:
                 known[module].name = name
             elif name and _may_have_table(module) and not name.startswith((*compiled,)):
                 table = Table(name, module)
                 self._tables[table] = intercept(module, self, {"__call__": partial(self._serve, table)})
-        self._drop([table for table in self._tables if table.name.startswith((*compiled,))])
+        self._remove([table for table in self._tables if table.name.startswith((*compiled,))])
         self._containers = [each for each in self.denoiser.modules() if each._modules and each is not self.denoiser]
         self._structure = self._look()
         if compiled:
@@ -119,11 +119,11 @@ class Tables:
         compiled = [compiled_call(each) for each in self._containers]
         return gc.get_referents(self.denoiser._modules, *[each._modules for each in self._containers]) + compiled
 
-    def _drop(self, tables: Iterable[Table]) -> None:
-        """Do without these tables."""
+    def _remove(self, tables: Iterable[Table]) -> None:
+        """Remove these tables."""
         tables = [*tables]
         self._ahead.order = [] if tables else self._ahead.order
-        self._change(tables)
+        self._drop_rows(tables)
         for table in tables:
             with table.lock:
                 table.weights.come_back(self._device())
@@ -132,7 +132,7 @@ class Tables:
             self._groups.restore()
             unwatch(self.denoiser)
 
-    def _change(self, tables: Iterable[Table]) -> None:
+    def _drop_rows(self, tables: Iterable[Table]) -> None:
         """Drop the rows of tables whose weights may have changed, and of those after them."""
         gone = set(tables)
         for table in gone:
@@ -177,7 +177,7 @@ class Tables:
         """The output of a module: its row, or computed."""
         call, x = NOW.call, made.args[0] if len(made.values) == len(made.args) == 1 else None
         if call is None or call.denoiser is not self.denoiser or not is_token_free(x):
-            if call is not None and not table.is_judged:
+            if call is not None and not table.is_chosen:
                 table.sees_tokens = True
             return self._compute(table, made)
         if reason := _reason_against(table.module, x):
@@ -185,7 +185,7 @@ class Tables:
             return self._compute(table, made)
         value = call.known.of(x)
         if not isinstance(value, Key) and call.inputs:
-            self._meet(call, value)
+            self._note_read(call, value)
         key = Key(table, table.epoch, call.settings(x.device.type), value)
         row = self._cache.rows.lookup(key, None)
         if row is not None and row.output._version != row.version:
@@ -216,7 +216,7 @@ class Tables:
             return made.make()
 
     def _load(self, call: Call, key: Key, outside: Tier | TieredStore) -> StoredRow | None:
-        """The row that some process has left outside."""
+        """The row from the outer store, if it is there."""
         table = key.table
         if table.kept is None:
             table.kept = OutsideRows(outside, table)
@@ -227,7 +227,7 @@ class Tables:
         return self._keep(call, key, output.to(key.device))
 
     def save(self) -> None:
-        """Leave all rows outside the process."""
+        """Write all rows to the outer store."""
         if self._cache.outside is None:
             return
         rows: dict[OutsideRows, dict[str, torch.Tensor]] = {}
@@ -247,10 +247,10 @@ class Tables:
         call.filled.append(key)
         return row
 
-    def _meet(self, call: Call, value: object) -> None:
+    def _note_read(self, call: Call, value: object) -> None:
         """Take a value that was read before its rows are used."""
         with self._lock:
-            is_return, is_unverified = self._rounds.meet(value, call.number)
+            is_return, is_unverified = self._rounds.note(value, call.number)
             call.is_return |= is_return
             if is_unverified:
                 self._verify([table for table in self._tables if table.content])
@@ -262,26 +262,26 @@ class Tables:
             self._ahead.order = call.hits
         for table in {key.table for key in call.filled}:
             if table.weights.were_written:
-                self._change([table])
+                self._drop_rows([table])
             table.weights.note()  # hooks of the module itself may have moved its weights, and back
-        self._judge(call)
+        self._choose(call)
         filled = [key for key in call.filled if key.table.is_projection and key.table in self._tables]
         computed = [key.table for key in filled if key not in call.loaded]
         cache.count(
             computed=len(computed), reused=sum(key.table.is_projection for key in call.hits), reads=call.known.reads
         )
-        self._learn([key.table for key in filled if not key.table.content])
+        self._remember([key.table for key in filled if not key.table.content])
         if (call.is_return or call.loaded) and not computed and not self._active:  # every step has its rows, as a rule
-            self._let_go([key.table for key in call.hits])
+            self._release([key.table for key in call.hits])
             self.save()
         if cache.rows.counts["evictions"] and self._rounds.returns == 0 and not cache.refused:
             cache.refuse(f"the rows of one schedule take more than {cache.rows.max_bytes:,} bytes")
 
-    def _judge(self, call: Call) -> None:
+    def _choose(self, call: Call) -> None:
         """Of tables that were called for the first time, keep those that are worth reading their input."""
-        seen = [each for each in self._tables if not each.is_judged and each.sees_tokens]
+        seen = [each for each in self._tables if not each.is_chosen and each.sees_tokens]
         begins = {key.table: key.begin for key in call.filled}
-        new = [table for table in begins if not table.is_judged]
+        new = [table for table in begins if not table.is_chosen]
         bytes_of = Counter[Any]()
         for table in begins:
             bytes_of[begins[table]] += table.weights.num_bytes
@@ -289,10 +289,10 @@ class Tables:
         leads = {key.value.table for key in call.filled if isinstance(key.value, Key)}
         useful = [each for each in new if bytes_of[begins[each]] >= least and (each.is_projection or each in leads)]
         for table in useful:
-            table.is_judged = True
+            table.is_chosen = True
         if new:
             self._cache.limit_rows(self, self.weight_bytes)
-        self._drop(dict.fromkeys(each for each in (*new, *seen) if not each.is_judged))
+        self._remove(dict.fromkeys(each for each in (*new, *seen) if not each.is_chosen))
 
     # Whether weights have changed.
 
@@ -334,7 +334,7 @@ class Tables:
             weights.away = [] if weights.are_elsewhere else weights.away
             if table.content:
                 self._cache.count(changed=1)
-            self._change([table])
+            self._drop_rows([table])
         elif weights.away:
             weights.rest(hidden=False)
         weights.note()
@@ -344,18 +344,18 @@ class Tables:
         for table, content in zip(tables, contents([each.weights for each in tables]), strict=True):
             if any(table.content[name] != each for name, each in content.items()):
                 self._cache.count(changed=1)
-                self._change([table])
+                self._drop_rows([table])
 
-    def _learn(self, tables: Sequence[Table]) -> None:
+    def _remember(self, tables: Sequence[Table]) -> None:
         """Remember the content of the weights by which the first rows of these tables were computed."""
         for table, content in zip(tables, contents([each.weights for each in tables], is_whole=True), strict=True):
             table.content, table.alignment = content, table.alignment | table.weights.alignment
 
-    def _let_go(self, tables: Sequence[Table]) -> None:
+    def _release(self, tables: Sequence[Table]) -> None:
         """Move weights away whose every row of a schedule is there."""
         if self._cache.release is None or self._is_compiled:
             return
-        first = next(self.denoiser.parameters(), None)  # by which everybody tells where a model is
+        first = next(self.denoiser.parameters(), None)  # libraries take its device for the model's
         grouped = {each for group in self._groups.of(self.denoiser) for top in group.modules for each in top.modules()}
         gone = []
         for table in tables:
@@ -386,17 +386,17 @@ class Rounds:
     def __init__(self) -> None:
         self.calls = self.returns = 0
         self._clock = self._verified = self._turned = 0
-        self._met: OrderedDict[Any, tuple[int, int]] = OrderedDict()
+        self._seen: OrderedDict[Any, tuple[int, int]] = OrderedDict()
         """Number of the latest call with each value, and when that was."""
 
-    def meet(self, value: object, number: int) -> tuple[bool, bool]:
+    def note(self, value: object, number: int) -> tuple[bool, bool]:
         """Whether a value is of an earlier round, and whether the weights are to be verified before its rows are used:
         they were not since it was met, as far as that can be told. `number` is that of the call."""
         self._clock += 1
-        before, when = self._met.pop(value, (0, 0))
-        self._met[value] = number, self._clock
-        if len(self._met) > KEPT_VALUES:
-            self._met.popitem(last=False)
+        before, when = self._seen.pop(value, (0, 0))
+        self._seen[value] = number, self._clock
+        if len(self._seen) > KEPT_VALUES:
+            self._seen.popitem(last=False)
         if before == number:
             return False, False
         is_next = before == number - 1

@@ -22,7 +22,7 @@ def is_token_free(value: object) -> TypeGuard[torch.Tensor]:
 
 
 def settings(device_type: str) -> tuple[Any, ...]:
-    """What beside input and weights decides the bits of a product."""
+    """The settings of torch that decide the bits of a product, beside its input and weights."""
     matmul, is_cast = torch.backends.cuda.matmul, torch.is_autocast_enabled(device_type)
     return (
         torch.get_autocast_dtype(device_type) if is_cast else None,
@@ -63,5 +63,5 @@ class Known:
         return value
 
     def note(self, tensor: torch.Tensor, value: object) -> None:
-        """Take the value of a tensor that counts its changes as known."""
+        """Remember the value of a tensor that has a version counter."""
         self._by_id[id(tensor)] = (tensor, tensor._version, value)  # held, so that no other has its id meanwhile

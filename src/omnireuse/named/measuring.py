@@ -69,7 +69,7 @@ def share_explained(coefficients: Sequence[float], pairs: Sequence[tuple[float, 
 
 @dataclass(frozen=True, kw_only=True)
 class MagnitudeRecorder(Forecaster):
-    """A forecaster that forecasts nothing and notes the ratio of successive magnitudes of every value it is shown.
+    """A forecaster that records the ratio of successive magnitudes of each computed value.
 
     With policy "never" in region "blocks" it sees each branch's residual, one memory for each stream, at every step.
 
@@ -127,7 +127,7 @@ def _mean_run(runs: Sequence[Sequence[float]]) -> tuple[float, ...]:
 
 
 class WatchedRun(NamedTuple):
-    """What one full run has shown, whose blocks were watched.
+    """What a full run has shown of the model's blocks.
 
     Attributes:
         changes: of the modulated input and of what the block stack adds, as `changes_of`.

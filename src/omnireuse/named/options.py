@@ -62,7 +62,7 @@ def _keep_ratios(owner: object, field: str) -> None:
 Coefficients = Annotated[Sequence[float] | Any, _keep_coefficients]
 """Exactly five finite numbers, highest power first: a list, a tuple or an array."""
 Ratios = Annotated[Sequence[float] | Sequence[Sequence[float]] | Any, _keep_ratios]
-"""Numbers above 0, or as much for each branch: lists, tuples, arrays or tensors."""
+"""Numbers above 0, or a list of them for each branch: lists, tuples, arrays or tensors."""
 
 
 @dataclass

@@ -252,7 +252,7 @@ class NamedCache:
 
 
 class GivenCache:
-    """A step cache with what a user gave to `enable`, in whose words errors are, beside what a profile has.
+    """A step cache with a user's options and those that a profile has measured. Errors are about `enable`'s arguments.
 
     Args:
         options: keywords.
@@ -270,7 +270,7 @@ class GivenCache:
         with _as_errors_of_enable({}, options):
             self._config = config_of(name, options)
 
-    def open(self, pipeline: Any, group: dist.ProcessGroup | None) -> Opened:
+    def open(self, pipeline: object, group: dist.ProcessGroup | None) -> Opened:
         """As `NamedCache`.
 
         Raises:

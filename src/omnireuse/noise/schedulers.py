@@ -64,7 +64,7 @@ _ONE_CALL = {
     "FlowUniPCMultistepScheduler",
     "UniPCMultistepScheduler",
 }
-# That of them whose velocities do not stand in for x0 (`NoiseLevel.flow_scale`).
+# The one of them whose velocities do not stand in for x0 (`NoiseLevel.flow_scale`).
 _X0_ONLY = {"DEISMultistepScheduler"}
 # Those that bound x0 in their step, and whose model is called once a step.
 _CLIPPING = {"DDIMParallelScheduler", "DDIMScheduler"}

@@ -14,16 +14,7 @@ import torch
 from omnireuse import messages
 from omnireuse.errors import UnsupportedModelError
 
-__all__ = ["SIGNALS", "change_of", "filtered", "grid_of", "magnitude"]
-
-SIGNALS = {
-    "expected_output": "the remembered value, whose change is expected from that of the latents",
-    "filtered_latents": "the latents, weighted by how far each frequency stands out of the noise",
-    "first_residual": "what the first blocks, which always run, added to their input",
-    "latents": "the tensor that the denoiser was called with",
-    "modulated_input": "the normalised, modulated input of the first block, as the model's adapter reads it",
-    "none": "nothing: for policies that need no measurement",
-}
+__all__ = ["change_of", "filtered", "grid_of", "magnitude"]
 
 LEAST_SHARE = 1e-3
 """Least level of signal and of noise: at a schedule's ends the filter would be 0/0 at frequency 0."""

@@ -140,7 +140,7 @@ def _counter(tensor: torch.Tensor) -> torch.Tensor:
     return counter
 
 
-def _owners(part: Any) -> list[Any]:
+def _owners(part: object) -> list[Any]:
     """The modules and the lone tensor of one part."""
     if isinstance(part, (nn.Module, torch.Tensor)):
         return [part]

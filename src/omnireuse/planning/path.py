@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils import _pytree as pytree
 
-__all__ = ["OutputProducts", "Path", "Shares", "branches_of", "copied"]
+__all__ = ["OutputProducts", "Path", "branches_of", "copied", "shares_of"]
 
 
 CHUNK = 1 << 20
@@ -71,10 +71,7 @@ class OutputProducts:
             final: the final latents, one row for each sample.
             effects: as above.
         """
-        found = Shares()
-        for output, made in steps:
-            found.see(made, output)
-        shares = found.found()
+        shares = shares_of(steps)
         outputs = [made if made is not None and len(shares) > 1 else [output] for output, made in steps]
         rows = [torch.stack([each.float().cpu().flatten(1) for each in made], 1) for made in outputs]
         # (samples, branches, steps, elements); float64 by parts: neighbours differ in the last digits.
@@ -122,33 +119,28 @@ def copied(output: object, device: torch.device | None = None) -> Any:
     return pytree.tree_map(copy_of, output)
 
 
-class Shares:
-    """Finds the weights with which guidance sums its branches. They add up to 1."""
+def shares_of(steps: Sequence[tuple[torch.Tensor, Sequence[torch.Tensor] | None]]) -> tuple[float, ...]:
+    """The share of each branch with which guidance sums them, which add up to 1; (1.0,) if they differ from step to
+    step, or there is no such sum.
 
-    def __init__(self) -> None:
-        self._sums: list[tuple[torch.Tensor, torch.Tensor, float, float]] = []
-        self._branches: set[int] = set()
-
-    def see(self, outputs: Sequence[torch.Tensor] | None, handed: torch.Tensor) -> None:
-        """Note one step: its branches, and what the scheduler gets."""
-        self._branches.add(len(outputs or ()))
-        if outputs:
-            first, *others = (output.to("cpu", torch.float64).flatten() for output in outputs)
-            left = handed.to("cpu", torch.float64).flatten() - first
-            basis = (
-                torch.stack([other - first for other in others], dim=1) if others else first.new_empty(len(first), 0)
-            )
-            size = float((left + first).square().sum())
-            self._sums.append((basis.T @ basis, basis.T @ left, float(left.square().sum()), size))
-
-    def found(self) -> tuple[float, ...]:
-        """The share of each branch; (1.0,) if they differ from step to step, or there is no such sum."""
-        if len(self._branches) != 1 or 0 in self._branches:
+    Args:
+        steps: of each step what the scheduler got, and the outputs of its branches; None if they are not known.
+    """
+    if len({len(outputs or ()) for _, outputs in steps}) != 1:
+        return (1.0,)
+    sums: list[tuple[torch.Tensor, torch.Tensor, float, float]] = []
+    for handed, outputs in steps:
+        if not outputs:
             return (1.0,)
-        products, towards = (torch.stack(each).sum(0) for each in list(zip(*self._sums, strict=True))[:2])
-        others = torch.linalg.lstsq(products, towards[:, None], driver="gelsd").solution[:, 0]
-        for product, toward, left, size in self._sums:
-            missed = left - 2 * float(toward @ others) + float(others @ product @ others)
-            if missed > LARGEST_MISS**2 * size:
-                return (1.0,)
-        return (1.0 - float(others.sum()), *others.tolist())
+        first, *others = (output.to("cpu", torch.float64).flatten() for output in outputs)
+        left = handed.to("cpu", torch.float64).flatten() - first
+        basis = torch.stack([other - first for other in others], dim=1) if others else first.new_empty(len(first), 0)
+        size = float((left + first).square().sum())
+        sums.append((basis.T @ basis, basis.T @ left, float(left.square().sum()), size))
+    products, towards = (torch.stack(each).sum(0) for each in list(zip(*sums, strict=True))[:2])
+    found = torch.linalg.lstsq(products, towards[:, None], driver="gelsd").solution[:, 0]
+    for product, toward, squared, size in sums:
+        missed = squared - 2 * float(toward @ found) + float(found @ product @ found)
+        if missed > LARGEST_MISS**2 * size:
+            return (1.0,)
+    return (1.0 - float(found.sum()), *found.tolist())

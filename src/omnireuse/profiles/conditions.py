@@ -60,38 +60,40 @@ class Conditions(Record, frozen=True, kw_only=True):
     def foreign(self, other: Conditions) -> str | None:
         """What another pipeline has in place of the denoiser, the scheduler or their configuration, in words; None
         if they are the same."""
-        for what, own, given in (
-            ("denoiser", self.model, other.model),
-            ("scheduler", self.scheduler, other.scheduler),
-            ("configuration", self.config_digest, other.config_digest),
-        ):
-            if own != given:
-                return f"the pipeline has {what} {given}, the profile was measured with {own}"
-        return None
+        return self._unlike(other, ("model", "scheduler", "config_digest"))
 
     def unlike(self, other: Conditions) -> str | None:
         """How a pipeline under the `other` conditions differs from one that was measured under these, in words; None
         if nothing differs. Weights that cannot be read differ."""
-        if (foreign := self.foreign(other)) is not None:
-            return foreign
-        if self.dtype != other.dtype:
-            return f"the pipeline computes in {other.dtype}, the profile was measured in {self.dtype}"
-        if self.holding != other.holding:
-            return f"the pipeline holds its weights as {other.holding}, the profile was measured with {self.holding}"
-        if self.autocast != other.autocast:
-            own, given = (each or "off" for each in (self.autocast, other.autocast))
-            return f"the pipeline runs with autocast {given}, the profile was measured with autocast {own}"
-        for what, ours, theirs in (
-            ("LoRA adapters", self.adapters, other.adapters),
-            ("hooks", self.hooks, other.hooks),
-            ("guider", _as_tuple(self.guider), _as_tuple(other.guider)),
-        ):
-            if ours != theirs:
-                own, given = (", ".join(each) or "none" for each in (ours, theirs))
-                return f"the pipeline has {what} {given}, the profile was measured with {own}"
+        if (found := self._unlike(other, _WORDS)) is not None:
+            return found
         if self.weights is None or other.weights is None:
             return "weights cannot be compared, because they are sharded or not in memory"
         return None if self.weights == other.weights else OTHER_WEIGHTS
+
+    def _unlike(self, other: Conditions, names: Iterable[str]) -> str | None:
+        """The first of these attributes that differs, in words."""
+        for name in names:
+            values, (has, measured, without) = [getattr(each, name) for each in (other, self)], _WORDS[name]
+            if values[0] != values[1]:
+                given, own = ((", ".join(each) if isinstance(each, tuple) else each) or without for each in values)
+                return f"the pipeline {has} {given}, the profile was measured {measured} {own}"
+        return None
+
+
+_WORDS = {
+    "model": ("has denoiser", "with", ""),
+    "scheduler": ("has scheduler", "with", ""),
+    "config_digest": ("has configuration", "with", ""),
+    "dtype": ("computes in", "in", ""),
+    "holding": ("holds its weights as", "with", ""),
+    "autocast": ("runs with autocast", "with autocast", "off"),
+    "adapters": ("has LoRA adapters", "with", "none"),
+    "hooks": ("has hooks", "with", "none"),
+    "guider": ("has guider", "with", "none"),
+}
+"""Of each attribute but the weights: what a pipeline does with it, how a profile was measured, and what stands for
+nothing."""
 
 
 class ConditionsWatch:
@@ -237,10 +239,6 @@ def _settings(pipeline: object) -> list[Any]:
     scheduler, guider = (getattr(pipeline, name, None) for name in ("scheduler", "guider"))
     configured = (scheduler, guider, *denoisers_of(pipeline))
     return [scheduler, guider, *(getattr(each, "config", None) for each in configured)]
-
-
-def _as_tuple(text: str | None) -> tuple[str, ...]:
-    return () if text is None else (text,)
 
 
 def _are(references: Sequence[Callable[[], Any]], objects: Sequence[Any]) -> bool:

@@ -128,7 +128,7 @@ class Code:
         places: of functions, globals and attributes of classes that are named: path, namespace, name and owner.
     """
 
-    def __init__(self, pipeline: object, original: Any) -> None:
+    def __init__(self, pipeline: object, original: object) -> None:
         self.names: set[str] = {"encode_prompt"}
         self.facts, self.is_blind = Facts(), False
         self.places: dict[tuple[int, str], tuple[str, Mapping[str, Any], str, Any]] = {}
@@ -142,7 +142,7 @@ class Code:
         self.read(original)
         self.settle()
 
-    def read(self, found: Any) -> None:
+    def read(self, found: object) -> None:
         """Read a function, or the functions of a method, a property or a partial."""
         for function in functions_of(found):
             if function not in self._functions:
@@ -182,7 +182,7 @@ class Code:
             self._add_place(f"{kind.__qualname__}.{name}", vars(kind), name, kind)
             self.read(found)
 
-    def _add_place(self, path: str, space: Mapping[str, Any], name: str, owner: Any) -> None:
+    def _add_place(self, path: str, space: Mapping[str, Any], name: str, owner: object) -> None:
         self.places.setdefault((id(owner), name), (path, space, name, owner))
 
     def _read(self, function: types.FunctionType) -> None:

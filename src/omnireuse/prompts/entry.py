@@ -18,7 +18,7 @@ from omnireuse.prompts.view import Scope
 from omnireuse.stores.tier import Tier, TieredStore
 from omnireuse.stores.trees import compact_copy, flatten, storage_bytes, unflatten
 
-__all__ = ["CACHE_MISS", "Entry", "Left", "Outside", "Stored"]
+__all__ = ["CACHE_MISS", "Entry", "Left", "Outside", "StoredEncoding"]
 
 Left = Sequence[tuple[str, Any]]
 """Values that an encoding stored, each with its path."""
@@ -131,8 +131,8 @@ _FORMAT = "6"
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One result outside of the process.
+class StoredEncoding:
+    """One stored result.
 
     Args:
         ran, own: what counts for the call, see `Scope`.
@@ -163,10 +163,10 @@ class Outside:
     def __init__(self, store: Tier | TieredStore, tag: str | None) -> None:
         self._store, self._tag = store, tag
 
-    def lookup(self, pipeline: object, arguments: PromptKey) -> Stored | None:
+    def lookup(self, pipeline: object, arguments: PromptKey) -> StoredEncoding | None:
         """What some process kept for these arguments."""
         found = self._store.lookup(_name(arguments), None, namespace=self._namespace(pipeline))
-        return None if found is None else Stored(*found)
+        return None if found is None else StoredEncoding(*found)
 
     def put(self, pipeline: object, arguments: PromptKey, scope: Scope, content: str, entry: Entry) -> None:
         """Keep an entry; the store counts what it cannot take."""

@@ -51,7 +51,7 @@ class Look(Survey):
         UnkeyableError: something can change unseen.
     """
 
-    def __init__(self, pipeline: Any, code: Code, old: Look | None) -> None:
+    def __init__(self, pipeline: object, code: Code, old: Look | None) -> None:
         self._code: Any = code
         with checked():
             number = -1
@@ -64,7 +64,7 @@ class Look(Survey):
             self._keep_sums(old)
         self._code = None
 
-    def _look(self, pipeline: Any, old: Look | None) -> None:
+    def _look(self, pipeline: object, old: Look | None) -> None:
         self._begin("", pipeline, old)
         self.modules: dict[str, weakref.ref[nn.Module]] = {}
         self.whole: dict[str, Any] = {}
@@ -116,7 +116,7 @@ class Look(Survey):
         while self._pending:
             self._attributes(*self._pending.pop(0))
 
-    def _attributes(self, path: str, owner: Any) -> None:
+    def _attributes(self, path: str, owner: object) -> None:
         """The attributes of one object."""
         code, is_module = self._code, isinstance(owner, nn.Module)
         held = getattr(owner, "__dict__", None)
@@ -168,7 +168,7 @@ class Look(Survey):
         self._open(outer)
         self._pending.append((path, module))
 
-    def _object(self, value: Any, path: str) -> None:
+    def _object(self, value: object, path: str) -> None:
         if isinstance(value, type):
             self._code.read_class(value)
         if _counts_whole(type(value)):
@@ -180,7 +180,7 @@ class Look(Survey):
         self._code.read(function)
         super()._function(function, path)
 
-    def _parts(self, value: Any, path: str) -> None:
+    def _parts(self, value: object, path: str) -> None:
         kind = type(value)
         if isinstance(value, CONTAINERS):
             self._own(kind)
@@ -197,7 +197,7 @@ class Look(Survey):
         if kind.__module__ != "builtins":
             self._pending.append((path, value))
 
-    def _whole(self, value: Any, path: str) -> None:
+    def _whole(self, value: object, path: str) -> None:
         self.whole[path] = value
         self._words.append("whole")
 
@@ -205,10 +205,10 @@ class Look(Survey):
 class _Attributes:
     """An object's slots, read like a dict."""
 
-    def __init__(self, thing: Any) -> None:
+    def __init__(self, thing: object) -> None:
         self._thing = thing
 
-    def get(self, name: str, default: Any = None) -> Any:
+    def get(self, name: str, default: object = None) -> Any:
         """The value of a slot."""
         return getattr(self._thing, name, default)
 
@@ -236,7 +236,7 @@ def _counts_whole(kind: type) -> bool:
     return callable(getattr(kind, "batch_decode", None)) or (is_theirs and is_callable)
 
 
-def _plain_attributes(value: Any) -> str:
+def _plain_attributes(value: object) -> str:
     return repr(sorted([(k, v) for k, v in getattr(value, "__dict__", {}).items() if is_plain(v)], key=str))
 
 

@@ -19,14 +19,14 @@ from omnireuse.prompts.keys import PromptKey
 from omnireuse.prompts.view import Scope
 from omnireuse.stores.trees import flatten
 
-__all__ = ["Request"]
+__all__ = ["MissedCall"]
 
 logger = logging.getLogger("omnireuse")
 
 _TEXTS = (str, list, tuple)
 
 
-class Request:
+class MissedCall:
     """One call after its miss.
 
     Args:

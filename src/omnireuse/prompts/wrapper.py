@@ -15,7 +15,7 @@ from omnireuse.prompts.cache import PromptCacheOptions, PromptEmbedCache
 from omnireuse.prompts.call import EncodeCall
 from omnireuse.prompts.encoding import is_encoding
 from omnireuse.prompts.entry import CACHE_MISS
-from omnireuse.prompts.request import Request
+from omnireuse.prompts.request import MissedCall
 
 __all__ = ["CachedEncodePrompt"]
 
@@ -67,7 +67,7 @@ class CachedEncodePrompt:
             cache.add("hits")
             call.hit(arguments, entry)
             return value
-        return Request(call, arguments, args, kwargs, self).run()
+        return MissedCall(call, arguments, args, kwargs, self).run()
 
     @property
     def pipeline(self) -> Any:

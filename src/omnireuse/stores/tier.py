@@ -164,7 +164,7 @@ class TieredStore:
     def __init__(self, tiers: Sequence[Tier]) -> None:
         self.tiers = tuple(tiers)
 
-    def lookup(self, key: str, default: Any = None, *, namespace: str | None = None) -> Any:
+    def lookup(self, key: str, default: object = None, *, namespace: str | None = None) -> Any:
         """Return the value from the nearest tier that has it, copied to those nearer; ``default`` if none has."""
         for i, tier in enumerate(self.tiers):
             value = tier.lookup(key, _ABSENT, namespace=namespace)

@@ -132,7 +132,7 @@ class Counts:
                 broken=tallies["broken"].runs,
                 measured=tallies["measured"].runs,
                 saved_seconds=whole.saved_seconds,
-                beside=dict(self._companions),
+                companions=dict(self._companions),
                 audits=tuple(self._audits),
                 **of_others,
             )

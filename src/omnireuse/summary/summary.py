@@ -141,7 +141,7 @@ class Summary:
             no others.
         saved_seconds: estimate of the time that reuse has saved in the runs of the means: each reused step counts as a
             computed one of its run. Without what tuning cost.
-        beside: for models beside the denoiser, such as a ControlNet: the calls that were made, and all calls.
+        companions: for models beside the denoiser, such as a ControlNet: the calls that were made, and all calls.
         audits: the latest audits, oldest first; at most 1,000.
         tuning: the state of tuning for runs like the latest one; None if it is off.
         references: full and lean calls; None if lean calls are off.
@@ -169,7 +169,7 @@ class Summary:
     broken: int = 0
     measured: int = 0
     saved_seconds: float = 0.0
-    beside: dict[str, tuple[int, int]] = field(default_factory=dict)
+    companions: dict[str, tuple[int, int]] = field(default_factory=dict)
     audits: tuple[Audit, ...] = ()
     tuning: Tuning | None = None
     references: ReferenceCalls | None = None
@@ -243,7 +243,7 @@ def _lines(summary: Summary) -> Iterator[str]:
     yield from apart
     for action in ("reused", "computed"):
         yield from _reasons(summary, action)
-    for name, (made, every) in summary.beside.items():
+    for name, (made, every) in summary.companions.items():
         yield f"{made} of {counted(every, 'call')} of {name} made"
     yield (
         f"a decision and its forecast took {summary.host_seconds * 1e3:.3f} ms; values kept for forecasts took "

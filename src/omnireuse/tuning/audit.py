@@ -15,8 +15,7 @@ from omnireuse.hooks.live import StepRegion
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
 from omnireuse.loop.events import Audit, FellBack
-from omnireuse.tuning.full_run import relative_errors
-from omnireuse.tuning.recording import FULL, Recording
+from omnireuse.tuning.recording import FULL, Recording, relative_errors
 from omnireuse.tuning.replay import Replay
 from omnireuse.tuning.trials import replayed
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from omnireuse import messages
 from omnireuse.errors import NotTunableError
 from omnireuse.hooks.run import RunStart
 from omnireuse.policies import ErrorControl
@@ -142,9 +143,7 @@ def budget_for(policy: Policy, start: RunStart, target: Target) -> Budget:
     levels = start.levels[:total]
     noises, elements = tuple(level.coordinate for level in levels), math.prod(start.shape)
     if any(level.sample_weight is None for level in levels) or any(a <= b for a, b in pairwise(noises)):
-        raise NotTunableError(
-            f"the noise of {type(start.scheduler).__name__} is not known, or does not fall from step to step"
-        )
+        raise NotTunableError(messages.NOISE_NOT_FALLING, scheduler=type(start.scheduler).__name__)
     rule = policy if isinstance(policy, ErrorControl) else None
     aim = target if rule is None else Target("tolerance", rule.tolerance)
     if aim.is_of_results:

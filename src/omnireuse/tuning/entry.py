@@ -25,11 +25,10 @@ from omnireuse.summary.tuning import BEGINS, GOES_ON, Tuning
 from omnireuse.tuning.budget import Budget, Ledger, Work, work_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.fewest import search_for
-from omnireuse.tuning.full_run import FullRun
 from omnireuse.tuning.lean import REFERENCES, LeanSearch
 from omnireuse.tuning.own_work import OwnWork
 from omnireuse.tuning.pulse import StoppedError
-from omnireuse.tuning.recording import Recording
+from omnireuse.tuning.recording import FullRun, Recording
 from omnireuse.tuning.search import MOST_WORK, Search
 from omnireuse.tuning.store import Measured, SearchRecord, Store
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials, finished
@@ -153,11 +152,8 @@ class TuningEntry:
         """Whether all pictures are measured, and nothing is decided. Pictures of one call do not judge each other."""
         is_judged = not self.budget.aim or len(self.calls) > 1
         is_enough = self.tuning.pictures >= self.tuning.wanted and is_judged and bool(self.calls)
-        return self.tuning.state == "measuring" and is_enough and not self._needs_another
-
-    @property
-    def _needs_another(self) -> bool:
-        return self.search is not None and self.search.needs_another(self.calls)
+        needs_another = self.search is not None and self.search.needs_another(self.calls)
+        return self.tuning.state == "measuring" and is_enough and not needs_another
 
     @property
     def is_idle(self) -> bool:
@@ -255,7 +251,7 @@ class TuningEntry:
             wanted = SearchRecord(pictures=self._to_follow, runs=round(self.search.runs, 4), candidates=kept)
             self.tried[len(self.budget.steps)] = wanted
         if self.shared.agreement.is_first:
-            measured = Measured(calls=self.products[-MOST_KEPT:], budgets=self.budgets, tried=self.tried)
+            measured = Measured.of(self.products[-MOST_KEPT:], self.budgets, self.tried)
             self.shared.store.keep_measured(self.configuration, measured)
 
     def _set_aside(self) -> None:
@@ -326,7 +322,9 @@ class TuningEntry:
         if self.search is None:
             kept = self.tried.get(len(self.budget.steps))
             candidates = () if kept is None else kept.candidates
-            self._to_follow = self._missing if kept is None else kept.pictures
+            # Pictures of earlier processes cannot be made again.
+            missing = max(self.tuning.wanted - sum(len(each.products) for each in self.earlier), 1)
+            self._to_follow = missing if kept is None else kept.pictures
             self.search = search_for(self.budget, self.calls, self.earlier, self._to_follow, candidates)
             if REFERENCES in self.configuration.call and not self.budget.aim:
                 self.search = LeanSearch(self.search, self.budget)
@@ -341,24 +339,16 @@ class TuningEntry:
                 return GOES_ON
             before, begun = self.search.runs, monotonic()
             yield from due.make(trials)
-            self._spend((self.search.runs - before) * self.work)
+            if not self.shared.measures_all:
+                self.shared.ledger.spend((self.search.runs - before) * self.work)
             if due.cost:
                 is_first, self.pace = False, (monotonic() - begun) / due.cost
         return ""
-
-    @property
-    def _missing(self) -> int:
-        """Pictures that trial runs are still to follow: those of earlier processes cannot be made again."""
-        return max(self.tuning.wanted - sum(len(each.products) for each in self.earlier), 1)
 
     def _ends_by(self, until: float, cost: float) -> bool:
         """Whether a trial run of this work seems to end by then."""
         ends = monotonic() + cost * (self.usual if self.pace is None else self.pace)
         return self.shared.agreement.of_first(lambda: ends <= until)
-
-    def _spend(self, work: Work) -> None:
-        if not self.shared.measures_all:
-            self.shared.ledger.spend(work)
 
     def _decided(self) -> tuple[Profile, Plan, str | None]:
         """Decide, and keep the plan: the profile with it, the plan, and the file."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 
+from omnireuse import messages
 from omnireuse.errors import UnsupportedModelError
 from omnireuse.forecasters import Blend
 from omnireuse.loop.strategy import Strategy
@@ -16,7 +17,7 @@ from omnireuse.planning.planner import Planner
 from omnireuse.profiles.coverage import bound_of_few
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import JUDGED, Budget
-from omnireuse.tuning.full_run import relative_errors
+from omnireuse.tuning.recording import relative_errors
 from omnireuse.tuning.search import Candidate, CandidateRecord, DueTrial, GivenSteps, Search
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials
 
@@ -118,10 +119,7 @@ class FewestSteps(Search):
         self._see(calls, trials)
         self._untuned = [0.0] * sum(call.full.pictures for call in calls)
         if any(each is None for each in self._pictures.values()):
-            raise UnsupportedModelError(
-                "a quality is one of pictures, and the call returns none that can be recognised, such as "
-                "output_type='pil' gives; a tolerance= is one of latents"
-            )
+            raise UnsupportedModelError(messages.NO_PICTURES_MADE)
         yield from ()
 
     def _excesses(self) -> dict[int, float]:

@@ -9,7 +9,7 @@ import msgspec
 
 from omnireuse.profiles.plan import Plan
 from omnireuse.tuning.budget import SHORT_ERROR, Budget
-from omnireuse.tuning.full_run import relative_errors
+from omnireuse.tuning.recording import relative_errors
 from omnireuse.tuning.search import CandidateRecord, DueTrial, Search
 from omnireuse.tuning.trials import MeasuredCall, Pausing, SessionTrials, Trials
 

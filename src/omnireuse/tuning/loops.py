@@ -23,8 +23,7 @@ from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import TuningEntry
 from omnireuse.tuning.recording import Recording
 from omnireuse.tuning.replay import unchanged_random_states
-from omnireuse.tuning.steppers import TrialStepper
-from omnireuse.tuning.trials import MeasuredCall, Pausing, StepperOf, TrialResult, Trials
+from omnireuse.tuning.trials import MeasuredCall, Pausing, StepperOf, TrialResult, Trials, TrialStepper
 from omnireuse.tuning.tuner import HostTuner
 
 __all__ = ["OFF", "LoopTrials", "LoopTuner", "MeasuredLoop", "RepeatableLoop", "RequestPlan"]

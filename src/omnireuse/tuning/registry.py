@@ -141,7 +141,7 @@ class PlanRegistry(Shared):
         if known is not None and plan is not None:
             entry.take(known, plan, str(self.store.file(configuration.digest)))
         else:
-            entry.earlier, entry.budgets = list(measured.calls), measured.budgets | {len(budget.steps)}
+            entry.earlier, entry.budgets = measured.calls, frozenset({*measured.budgets, len(budget.steps)})
             entry.tried = dict(measured.tried)
             entry.tuning = replace(tuning, near=near)
             entry.note()
@@ -183,7 +183,8 @@ class PlanRegistry(Shared):
                 others = f"{MOST_UNFINISHED} other configurations are measured in part"
                 raise WaitingError(f"{others}; this one is measured from its second picture on")
         if count not in budgets and len(budgets) >= MOST_BUDGETS:
-            store.keep_measured(entry.configuration, replace(measured, budgets=budgets | {count}))
+            budgets = tuple(sorted({*budgets, count}))
+            store.keep_measured(entry.configuration, msgspec.structs.replace(measured, budgets=budgets))
             others = f"{MOST_BUDGETS} other numbers of computed steps were asked for"
             raise WaitingError(f"{others}; this one is measured from its second picture on")
         return None, measured, near

@@ -21,7 +21,7 @@ from omnireuse.planning.fit import FitState, WeightFit
 from omnireuse.policies import Steps
 from omnireuse.profiles.plan import FITTED, Evidence, Plan
 from omnireuse.tuning.budget import SHORT_ERROR, Budget
-from omnireuse.tuning.full_run import decibels, relative_errors
+from omnireuse.tuning.recording import decibels, relative_errors
 from omnireuse.tuning.trials import MeasuredCall, Pausing, Trials
 
 __all__ = ["Candidate", "CandidateRecord", "DueTrial", "GivenSteps", "Search", "clearly_closest", "closest"]
@@ -138,15 +138,13 @@ class Candidate:
         trials: Trials,
         *,
         number: int,
-        pictures: Sequence[Picture] | None = None,
-        is_split: bool = True,
+        pictures: Sequence[Picture] | None,
     ) -> Pausing[float]:
         """Follow a measured call, and fit weights on it.
 
         Args:
             number: of the call.
             pictures: of its full run; None if latents are compared.
-            is_split: whether branches of guidance may have weights of their own.
 
         Returns:
             The work that was done, in full runs of one call.
@@ -157,11 +155,9 @@ class Candidate:
             strategy = Strategy.where_it_fits(policy, forecaster_named(self.forecaster))
             made = yield from trials.follow(call, strategy, self.steps_before_gap)
         else:
-            if not is_split:
-                full = replace(full, path=replace(full.path, shares=(1.0,)))
             fit = copy.deepcopy(self.fit)  # a run that is stopped on the way leaves no sums
             fit.is_done = self.fits is not None and self.fitted >= self.fits
-            made = yield from trials.fit(replace(call, full=full), fit)
+            made = yield from trials.fit(call, fit)
             self.fit = fit
             self.fitted += 0 if fit.is_done else full.pictures
         errors = relative_errors(made.latents, full.final)
@@ -232,13 +228,12 @@ class Search(ABC):
 
     def _try(self, candidate: Candidate, calls: Sequence[MeasuredCall], place: int, trials: Trials) -> Pausing[None]:
         """Let a candidate follow the call at this place."""
-        number = self._first + place
+        number, call = self._first + place, calls[place]
         self._see(calls, trials)
-        # Branches that one call could not tell apart are not told apart at all.
-        is_split = len({len(each.full.path.shares) for each in calls}) == 1
-        self.runs += yield from candidate.follow(
-            calls[place], trials, number=number, pictures=self._pictures.get(number), is_split=is_split
-        )
+        if len({len(each.full.path.shares) for each in calls}) > 1:
+            # Branches that one call could not tell apart are not told apart at all.
+            call = replace(call, full=replace(call.full, path=replace(call.full.path, shares=(1.0,))))
+        self.runs += yield from candidate.follow(call, trials, number=number, pictures=self._pictures.get(number))
 
     def decided(self, untuned: tuple[int, ...]) -> Plan:
         """The plan to keep: the one that evidence is for, or the untuned default's, whose computed steps are given. So

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,7 +15,6 @@ import msgspec
 import numpy as np
 import platformdirs
 from filelock import FileLock, Timeout
-from numpy.typing import NDArray
 
 from omnireuse.base.once import Once
 from omnireuse.base.records import Record, as_text, record_of, write_text
@@ -63,8 +61,8 @@ class SearchRecord(Record, frozen=True, kw_only=True):
     candidates: tuple[CandidateRecord, ...]
 
 
-class _Measured(Record, frozen=True, kw_only=True):
-    """Full runs of one configuration.
+class Measured(Record, frozen=True, kw_only=True):
+    """What processes have measured of one configuration.
 
     Attributes:
         budgets: numbers of computed steps that pictures were asked with.
@@ -72,38 +70,27 @@ class _Measured(Record, frozen=True, kw_only=True):
         tried: the trial runs of unfinished searches, by the number of computed steps.
     """
 
-    budgets: tuple[int, ...]
-    runs: tuple[tuple[tuple[int, int, int, int, int], tuple[float, ...], tuple[float, ...]], ...]
+    budgets: tuple[int, ...] = ()
+    runs: tuple[tuple[tuple[int, int, int, int, int], tuple[float, ...], tuple[float, ...]], ...] = ()
     tried: Mapping[int, SearchRecord] = {}
 
-    def products(self, total: int) -> list[OutputProducts]:
-        """What is known of each call.
+    @classmethod
+    def of(cls, calls: Sequence[OutputProducts], budgets: Iterable[int], tried: Mapping[int, SearchRecord]) -> Measured:
+        """From what is known of each call."""
+        each = [(run.products, run.effects) for run in calls]
+        runs: Any = tuple((a.shape, tuple(a.ravel().tolist()), tuple(b.tolist())) for a, b in each)
+        return cls(budgets=tuple(sorted(budgets)), runs=runs, tried=tried)
 
-        Args:
-            total: steps of a run.
-
-        Raises:
-            ValueError: values that no full run has.
-        """
-        return [_products(np.reshape(values, shape), np.array(effects), total) for shape, values, effects in self.runs]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """What processes have measured of one configuration.
-
-    Attributes:
-        calls: what is known of each call.
-        budgets: numbers of computed steps that pictures were asked with.
-        tried: the trial runs of unfinished searches, by the number of computed steps.
-    """
-
-    calls: Sequence[OutputProducts] = ()
-    budgets: frozenset[int] = frozenset()
-    tried: Mapping[int, SearchRecord] = field(default_factory=dict)
+    @property
+    def calls(self) -> list[OutputProducts]:
+        """What is known of each call."""
+        each = ((np.reshape(values, shape), np.array(effects)) for shape, values, effects in self.runs)
+        return [OutputProducts(products=products, effects=effects) for products, effects in each]
 
 
-def _products(products: NDArray[np.float64], effects: NDArray[np.float64], total: int) -> OutputProducts:
+def _check(run: OutputProducts, total: int) -> None:
+    """Refuse values that no full run of so many steps has."""
+    products, effects = run.products, run.effects
     samples, branches = products.shape[:2]
     if not products.size or products.shape[1:] != (branches, total, branches, total) or effects.shape != (total,):
         raise ValueError(f"inner products of {total} steps have not the shape {products.shape}")
@@ -112,7 +99,6 @@ def _products(products: NDArray[np.float64], effects: NDArray[np.float64], total
         raise ValueError(f"inner products and effects must be at most {LARGEST:g}")
     if not np.allclose(matrices, matrices.transpose(0, 2, 1)) or np.diagonal(matrices, axis1=1, axis2=2).min() < 0:
         raise ValueError("inner products must be symmetric, and those of an output with itself at least 0")
-    return OutputProducts(products=products, effects=effects)
 
 
 def _kept_text(record: Record, head: Mapping[str, Any], configuration: Configuration) -> str:
@@ -166,9 +152,10 @@ def read_kept(data: bytes | str, digest: str, place: str) -> tuple[Profile, Conf
 
 def read_measured(data: bytes | str, digest: str, place: str) -> tuple[Measured, Configuration]:
     """What was measured of runs, and which; arguments and errors as `read_kept` has them, and `ValueError`."""
-    kept, configuration = _kept(_Measured, data, MEASURED, digest, place)
-    calls = kept.products(len(configuration.noises))
-    return Measured(calls=calls, budgets=frozenset(kept.budgets), tried=dict(kept.tried)), configuration
+    measured, configuration = _kept(Measured, data, MEASURED, digest, place)
+    for run in measured.calls:
+        _check(run, len(configuration.noises))
+    return measured, configuration
 
 
 def folder() -> Path:
@@ -264,11 +251,8 @@ class Store:
 
     def keep_measured(self, configuration: Configuration, measured: Measured) -> None:
         """Keep what was measured, or that a configuration has been seen."""
-        each = [(run.products, run.effects) for run in measured.calls]
-        runs: Any = tuple((a.shape, tuple(a.ravel().tolist()), tuple(b.tolist())) for a, b in each)
-        kept = _Measured(budgets=tuple(sorted(measured.budgets)), runs=runs, tried=measured.tried)
         try:
-            text = _kept_text(kept, MEASURED, configuration)
+            text = _kept_text(measured, MEASURED, configuration)
             write_text(self._measured / f"{configuration.digest}.json", text)
         except (StateError, ValueError) as error:
             self._memory_only(error)

@@ -5,37 +5,41 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import msgspec
+import torch.distributed as dist
 
+from omnireuse.arguments.targets import strategy_for
+from omnireuse.arguments.tune import TuneOptions, check_tune, why_untuned
 from omnireuse.base.once import Once
 from omnireuse.errors import NotTunableError, OmniReuseError
-from omnireuse.hooks.extension import PipelineCall
+from omnireuse.hooks.extension import ByCalls, PipelineCall
 from omnireuse.hooks.live import Loop, StepRegion
-from omnireuse.hooks.opening import Tunes
+from omnireuse.hooks.opening import Opened, Tunes, Untuned
 from omnireuse.hooks.run import Chosen, RunStart
 from omnireuse.hooks.session import Session
+from omnireuse.loop.agreement import Agreement
 from omnireuse.pipelines.call_arguments import Calls
 from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import Target
 from omnireuse.references import ReferenceAxis
 from omnireuse.summary.tuning import Tuning
-from omnireuse.tuning.bars import PictureBar
 from omnireuse.tuning.callback import Callback
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import TuningEntry
 from omnireuse.tuning.lean import REFERENCES
 from omnireuse.tuning.own_work import OwnWork, state_after
-from omnireuse.tuning.pulse import Pulse
+from omnireuse.tuning.pulse import PictureBar, Pulse
 from omnireuse.tuning.recording import FULL, Recording
 from omnireuse.tuning.registry import PlanRegistry
 from omnireuse.tuning.replay import Replay, noting_bars
+from omnireuse.tuning.store import Store
 from omnireuse.tuning.trials import SessionTrials
 
-__all__ = ["HostTuner", "Tuner"]
+__all__ = ["HostTuner", "Tuned", "Tuner"]
 
 logger = logging.getLogger("omnireuse")
 
@@ -101,8 +105,7 @@ class _TunedCall:
         self.is_held = False
         """Whether the entry is busy with this call."""
         self.recording: Recording | None = None
-        self.bars: list[Any] = []
-        self.bar = PictureBar([], 0)
+        self.bar = PictureBar()
         self.is_full = False
         """Whether every step is computed because the configuration is measured, here or by another thread."""
         self.replay: Replay | None = None
@@ -194,7 +197,7 @@ class Tuner(HostTuner, Tunes):
                     tuned.replay = Replay(args, kwargs)
                     if self.tuning.state != "ready":
                         stack.enter_context(tuned.replay.noting(pipeline))
-                        tuned.bars = stack.enter_context(noting_bars(pipeline, self))
+                        tuned.bar.made = stack.enter_context(noting_bars(pipeline, self))
                 except Exception as error:
                     tuned.unlike = error
                 watched = stack.enter_context(tuned.callback.watched())
@@ -206,10 +209,10 @@ class Tuner(HostTuner, Tunes):
                     raise
             pulse = Pulse(
                 pipeline,
-                beat=tuned.callback.beat if self._beats else lambda: None,
-                is_stopped=lambda: self._is_closed or self._stops != stops,
-                agreement=self._registry.agreement,
-                computed=tuned.bar.computed,
+                tuned.callback if self._beats else None,
+                tuned.bar,
+                self._registry.agreement,
+                lambda: self._is_closed or self._stops != stops,
             )
             measured = None if tuned.entry is None else tuned.entry.configuration
             self._made(tuned, SessionTrials(self._session, call, measured, self.references, pulse))
@@ -292,7 +295,7 @@ class Tuner(HostTuner, Tunes):
             is_alone = not entry.products
             entry.start()
             tuned.is_held = True
-            tuned.bar = PictureBar(tuned.bars, total if is_alone else 2 * total)
+            tuned.bar.begin(total if is_alone else 2 * total)
         if not tuned.is_full:
             return untuned
         return Chosen(strategy=FULL, region=StepRegion(stepper=recording), kind="measured")
@@ -325,3 +328,41 @@ class Tuner(HostTuner, Tunes):
         if entry.tuning.state == "ready":
             with self._lock:
                 self._latest = entry
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A target, or none for the default, with tuning unless that is turned off.
+
+    Attributes:
+        region: "step" or "call"; None for the one that serves the pipeline.
+        tune: as of `enable`.
+    """
+
+    target: Target
+    region: str | None = None
+    tune: bool | int | TuneOptions | None = None
+
+    def open(self, pipeline: object, group: dist.ProcessGroup | None) -> Opened:
+        """The untuned default, and its tuner or why there is none.
+
+        Raises:
+            ConfigError: no strategy reaches the target, or a quality is not tuned.
+        """
+        why = partial(why_untuned, self.tune)
+        strategy, name, *_ = strategy_for(pipeline, self.target, region=self.region, untuned=why)
+        adapts = (ByCalls(),) if self.region is None else ()
+        return strategy, name, (self._tunes(why(strategy.region), group), *adapts)
+
+    def _tunes(self, untuned: str, group: dist.ProcessGroup | None) -> Tunes:
+        if untuned:
+            return Untuned(untuned)
+        options = check_tune(self.tune)
+        assert options is not None, "it is tuned"
+        registry = PlanRegistry(
+            pictures=options.pictures,
+            store=Store(),
+            command="omnireuse.enable(pipe)",
+            agreement=Agreement(group),
+        )
+        return Tuner(self.target, registry, heartbeat=options.heartbeat)

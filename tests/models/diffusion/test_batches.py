@@ -33,6 +33,8 @@ QUICK = {
     ("qwen_image", "call"),
     ("z_image_guided_half_way", "call"),
 }
+FEW = 3
+"""Steps of a run that shows whether a pipeline takes a batch, or a region its model."""
 # It takes one prompt, one video and one generator.
 NO_BATCHES = {"wan_vace"}
 
@@ -68,21 +70,21 @@ class Batch:
             given[self.number] = len(rows)
         return {**given, "generator": generators(*rows)}
 
-    def together(self) -> torch.Tensor:
-        return self.tiny.run(steps=STEPS, **self.arguments(self.rows))
+    def together(self, steps: int = STEPS) -> torch.Tensor:
+        return self.tiny.run(steps=steps, **self.arguments(self.rows))
 
-    def alone(self, row: int) -> torch.Tensor:
-        return self.tiny.run(steps=STEPS, **self.arguments((row,)))
+    def alone(self, row: int, steps: int = STEPS) -> torch.Tensor:
+        return self.tiny.run(steps=steps, **self.arguments((row,)))
 
     @property
     def is_served(self) -> bool:
         """True if the pipeline itself takes such a batch and makes of each sample what it is alone."""
         try:
-            together = self.together()
+            together = self.together(FEW)
         except (RuntimeError, ValueError):
             return False
         is_each = len(together) == len(self.rows)
-        return is_each and max(deviations(together, [self.alone(row) for row in self.rows])) < 1e-5
+        return is_each and max(deviations(together, [self.alone(row, FEW) for row in self.rows])) < 1e-5
 
 
 def batches(tiny: Tiny) -> list[Batch]:
@@ -111,7 +113,7 @@ def serves(tiny: Tiny, region: str) -> bool:
     """False for a region that refuses the pipeline's model, or the way in which it is called."""
     try:
         with omnireuse.enable(tiny.pipe, policy="fixed", region=region):
-            tiny.run(steps=STEPS)
+            tiny.run(steps=FEW)
     except OmniReuseError:
         return False
     return True

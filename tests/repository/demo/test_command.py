@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -76,3 +77,50 @@ def test_the_extra_is_named_before_the_work(
     assert "omnireuse[lab]" in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+def fails(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(["demo", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "Traceback" not in err
+    return err
+
+
+def test_a_misspelt_option_gets_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    error = fails(capsys, "--guidence=3")
+    assert "no such option: --guidence (Possible options: --guidance); see python -m reference demo --help" in error
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--steps", "3", "steps must be a whole number of at least 4, got 3"),
+        ("--prompts", "0", "prompts must be a whole number of at least 1, got 0"),
+        ("--seed", "-1", "seed must be a whole number of at least 0, got -1"),
+        ("--guidance", "0.5", "guidance must be a finite number of at least 1, got 0.5"),
+        ("--guidance", "nan", "guidance must be a finite number of at least 1, got nan"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_before_anything_runs(
+    option: str, value: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in fails(capsys, option, value, "--model", "does-not-exist")
+
+
+def test_missing_weights_are_an_error_that_says_where_they_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    err = fails(capsys, "--model", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert "a directory with a model_index.json" in err
+    assert "models/faces of the repository" in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_interrupt_before_anything_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("reference.demo.command.FACES", SimpleNamespace(find=interrupt))
+    assert main(["demo"]) == 130
+    assert "nothing was kept" in capsys.readouterr().err

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from omnireuse.planning.fit import WeightFit
-from omnireuse.planning.path import Shares, branches_of, copied
+from omnireuse.planning.path import branches_of, copied, shares_of
 from tests.helpers.full_runs import fit_along, recorded
 from tests.helpers.tiny import Tiny, qwen_image, stable_diffusion
 from tests.helpers.tiny import flux as tiny_flux
@@ -29,10 +29,7 @@ def steps_of(branches: int, dtype: torch.dtype = torch.float32) -> list[list[Ten
 
 
 def found(steps: list[list[Tensor]], guided: Callable[[list[Tensor]], Tensor]) -> tuple[float, ...]:
-    shares = Shares()
-    for outputs in steps:
-        shares.see(outputs, guided(outputs))
-    return shares.found()
+    return shares_of([(guided(outputs), outputs) for outputs in steps])
 
 
 def test_shares_are_those_of_guidance() -> None:
@@ -91,18 +88,18 @@ def test_copies_are_on_the_device_that_is_asked_for() -> None:
     assert same is not given
 
 
-def shares_of(tiny: Tiny, **call: object) -> tuple[float, ...]:
+def recorded_shares(tiny: Tiny, **call: object) -> tuple[float, ...]:
     full, _ = recorded(tiny.pipe, lambda: tiny.run(steps=STEPS, **call), STEPS)
     return full.path.shares
 
 
 def test_pipelines_show_the_shares_of_their_branches() -> None:
     scale = tiny_flux().inputs(guided=True, batch=1)["true_cfg_scale"]
-    assert shares_of(tiny_flux()) == pytest.approx((scale, 1 - scale), rel=1e-3)
-    assert shares_of(tiny_flux(), guided=False) == (1.0,)
+    assert recorded_shares(tiny_flux()) == pytest.approx((scale, 1 - scale), rel=1e-3)
+    assert recorded_shares(tiny_flux(), guided=False) == (1.0,)
     # Branches in one call, and guidance that is rescaled, have one set of weights.
-    assert shares_of(stable_diffusion()) == (1.0,)
-    assert shares_of(qwen_image()) == (1.0,)
+    assert recorded_shares(stable_diffusion()) == (1.0,)
+    assert recorded_shares(qwen_image()) == (1.0,)
 
 
 def test_branches_of_their_own_weights_come_closer_than_one_set() -> None:

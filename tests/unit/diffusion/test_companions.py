@@ -26,7 +26,7 @@ class Unannounced(omnireuse.Policy):
 
 
 def made(handle: omnireuse.Handle) -> tuple[int, int]:
-    return handle.summary().beside["controlnet"]
+    return handle.summary().companions["controlnet"]
 
 
 @pytest.mark.parametrize("make", [flux_control, stable_diffusion_control])

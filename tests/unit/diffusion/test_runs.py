@@ -111,6 +111,17 @@ def test_a_scheduler_exchanged_after_enabling_is_served(flux: Tiny) -> None:
         assert torch.equal(tiny.run(), shifted)
 
 
+def test_a_scheduler_that_a_callback_exchanges_goes_on_with_the_run(flux: Tiny) -> None:
+    def exchange(pipe: Any, index: int, _timestep: Any, _given: dict[str, Any]) -> dict[str, Any]:
+        pipe.scheduler = copy.deepcopy(pipe.scheduler)
+        return {}
+
+    with omnireuse.enable(flux.pipe, policy=EveryNth(every=2), forecaster="blend") as handle:
+        expected = flux.run(steps=6)
+        assert torch.equal(flux.run(steps=6, callback_on_step_end=exchange), expected)
+    assert [event.reused for event in handle.events[6:]] == [event.reused for event in handle.events[:6]]
+
+
 def test_a_transformer_exchanged_after_enabling_is_served_and_the_old_one_released(flux: Tiny) -> None:
     old = flux.pipe.transformer
     with omnireuse.enable(flux.pipe, **STRATEGIES["blocks"]) as handle:

@@ -66,7 +66,7 @@ def test_a_trial_run_that_fails_leaves_the_picture(flux: Tiny, monkeypatch: pyte
             def run_out(*_: object) -> None:
                 raise torch.OutOfMemoryError("full")
 
-            patched.setattr("omnireuse.tuning.steppers.FitStepper.use", run_out)
+            patched.setattr("omnireuse.tuning.trials.FitStepper.use", run_out)
             assert torch.equal(flux.run(steps=STEPS), full)
         assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 2)
         flux.run(steps=STEPS)
@@ -103,7 +103,7 @@ def test_an_interrupt_within_a_trial_run_reaches_the_user(flux: Tiny, monkeypatc
         def cancel(*_: object) -> None:
             raise Cancelled
 
-        monkeypatch.setattr("omnireuse.tuning.steppers.FitStepper.use", cancel)
+        monkeypatch.setattr("omnireuse.tuning.trials.FitStepper.use", cancel)
         with pytest.raises(Cancelled):
             flux.run(steps=STEPS)
         assert (handle.tuning.state, handle.tuning.pictures) == ("measuring", 2)
@@ -115,7 +115,7 @@ def test_three_failures_in_a_row_end_tuning_with_one_warning(
     def run_out(*_: object) -> None:
         raise torch.OutOfMemoryError("full")
 
-    monkeypatch.setattr("omnireuse.tuning.steppers.FitStepper.use", run_out)
+    monkeypatch.setattr("omnireuse.tuning.trials.FitStepper.use", run_out)
     full = flux.run(steps=STEPS)
     with caplog.at_level(logging.WARNING, logger="omnireuse"), omnireuse.enable(flux.pipe) as handle:
         for _ in range(3):

@@ -34,11 +34,11 @@ BEFORE = [
 AFTER = [
     "omnireuse.tuning.recording.copied",
     "omnireuse.tuning.budget.Ledger.made",
-    "omnireuse.tuning.full_run.OutputProducts.of",
+    "omnireuse.tuning.recording.OutputProducts.of",
     "omnireuse.tuning.store.Store.keep_measured",
     "omnireuse.tuning.search.Planner.best",
     "omnireuse.tuning.replay.without_bar",
-    "omnireuse.tuning.steppers.FitStepper.use",
+    "omnireuse.tuning.trials.FitStepper.use",
     "omnireuse.tuning.store.Store.save",
     "omnireuse.tuning.entry.TuningEntry.take",
 ]

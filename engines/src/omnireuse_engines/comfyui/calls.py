@@ -100,7 +100,7 @@ def _copied(conds: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, list[
     return {kind: [dict(each) for each in group] for kind, group in conds.items()}
 
 
-def sampler_name(sampler: Any) -> str:
+def sampler_name(sampler: object) -> str:
     """The name of a sampler's function."""
     function = getattr(sampler, "sampler_function", None)
     return str(getattr(function, "__name__", type(sampler).__name__)).removeprefix("sample_")
@@ -138,7 +138,7 @@ def conditions_of(model: Any, sampler: str) -> Conditions:
     )
 
 
-def content_of(value: Any) -> str:
+def content_of(value: object) -> str:
     """A digest of a conditioning: of its tensors and numbers, and of the strength, range and picture of its
     controls."""
     found = hashlib.sha256()

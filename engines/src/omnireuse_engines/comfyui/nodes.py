@@ -9,11 +9,10 @@ from typing import Any
 
 import torch
 
+from omnireuse import Profile, Strategy
 from omnireuse.arguments.targets import strategy_for
 from omnireuse.base.validation import is_number
 from omnireuse.errors import ConfigError
-from omnireuse.loop.strategy import Strategy
-from omnireuse.profiles.profile import Profile
 from omnireuse.profiles.target import Target
 from omnireuse.tuning.loops import RequestPlan
 from omnireuse_engines.comfyui.noise import NEAR

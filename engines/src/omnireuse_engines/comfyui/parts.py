@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from omnireuse.loop.generation import Generation
+from omnireuse import Generation
 from omnireuse_engines.comfyui.calls import SamplerCall, content_of, sampler_name
 from omnireuse_engines.comfyui.noise import NEAR
 

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 
+from omnireuse import Generation, Strategy
 from omnireuse.arguments.tune import is_off_by_environment
 from omnireuse.base.once import Once
 from omnireuse.errors import StateError, WrongTypeError
 from omnireuse.hooks.inert import explain
 from omnireuse.loop.events import FellBack, RunEnded
-from omnireuse.loop.generation import Generation
-from omnireuse.loop.strategy import Strategy
 from omnireuse.profiles.guidance import DEFAULT_PLAN
 from omnireuse.summary.counters import Counts
 from omnireuse.summary.summary import Summary
@@ -154,9 +153,9 @@ class Reuse:
             return result
         finally:
             guider.model_options = options
-            run.finish()
+            kept = run.finish()
             if not leaves_noise:
-                self._counts.take(RunEnded(run=run.generation.number, kept_bytes=run.kept_bytes))
+                self._counts.take(RunEnded(run=run.generation.number, kept_bytes=kept))
 
     def _run(
         self, guider: Any, strategy: Strategy, call: SamplerCall, part: Part | None, before: Generation | None

@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from omnireuse.loop.events import Choice
-from omnireuse.loop.generation import Emit, Generation, layout_of
-from omnireuse.loop.strategy import Strategy
-from omnireuse.policies import Steps
+from omnireuse import Choice, Generation, Steps, Strategy, layout_of
+from omnireuse.loop.generation import Emit
 from omnireuse_engines.comfyui.noise import RunNoise
 
 __all__ = ["SamplingRun", "active_conditions"]
@@ -54,34 +52,25 @@ class SamplingRun:
         first: int = 0,
         remembered: Generation | None = None,
     ) -> None:
-        self.strategy, self._number, self._emit = strategy, number, emit
-        self._always, self._first, self._remembered = always, first, remembered
-        self._by_derivative = strategy.chosen_target == "output"
+        self.strategy, self._always, self._by_derivative = strategy, always, strategy.chosen_target == "output"
         self.noise = RunNoise(sigmas, model_sampling, derivative=self._by_derivative, sampler=sampler)
-        self.generation = self._start(strategy)
+        levels = self.noise.levels
+        self.generation = Generation(strategy, levels, number=number, emit=emit)
+        if always and self.generation.schedule is not None:
+            # Forecasts look ahead to the next computed step.
+            steps = self.generation.schedule | {step for step in always if step < len(levels)}
+            policy = Steps(steps=tuple(steps), compute_last=strategy.policy.compute_last)
+            self.generation = Generation(replace(strategy, policy=policy), levels, number=number, emit=emit)
+        if first:
+            self.generation.begin_at(first, remembered)
         self.calls = 0
         """Calls of the model that came by, whatever was done with them."""
-        self.kept_bytes = 0
-        """Most bytes of tensors that were held."""
         self.is_by_part = False
         """Whether the solver steps from parts of guidance."""
         self.sigma = -1.0
         """The latest call's."""
         self._known, self.call_sigmas = call_sigmas, list[float]()
         self._repeats = self._parts = 0
-
-    def _start(self, strategy: Strategy) -> Generation:
-        started = Generation(strategy, self.noise.levels, number=self._number, emit=self._emit)
-        if self._always and started.schedule is not None:
-            # Forecasts look ahead to the next computed step.
-            steps = started.schedule | {step for step in self._always if step < len(self.noise.levels)}
-            policy = Steps(steps=tuple(steps), compute_last=strategy.policy.compute_last)
-            started = Generation(
-                replace(strategy, policy=policy), self.noise.levels, number=self._number, emit=self._emit
-            )
-        if self._first:
-            started.begin_at(self._first, self._remembered)
-        return started
 
     def sigma_of(self, timestep: torch.Tensor) -> float:
         """The sigma of the call to come."""
@@ -160,10 +149,11 @@ class SamplingRun:
     def _x0(self, output: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return x - output * self.sigma if self._by_derivative and self.sigma else output
 
-    def finish(self) -> None:
-        """Drop all tensors."""
-        self.kept_bytes = self.generation.kept_bytes
+    def finish(self) -> int:
+        """Drop all tensors; returns their bytes."""
+        kept = self.generation.kept_bytes
         self.generation.finish()
+        return kept
 
 
 def active_conditions(groups: Iterable[Iterable[dict[str, Any]] | None], sigma: float) -> tuple[bool, ...]:

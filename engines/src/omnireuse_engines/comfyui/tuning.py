@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 
+from omnireuse import ErrorControl, Generation, Strategy
 from omnireuse.arguments.tune import PICTURES
 from omnireuse.errors import NotTunableError, OmniReuseError, UnsupportedModelError
 from omnireuse.hooks.run import RunStart
 from omnireuse.loop.events import Event
-from omnireuse.loop.generation import Generation
 from omnireuse.loop.stepper import Stepper, stepped
-from omnireuse.loop.strategy import Strategy
-from omnireuse.policies import ErrorControl
 from omnireuse.profiles.conditions import Conditions
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.entry import TuningEntry

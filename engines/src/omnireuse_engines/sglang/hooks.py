@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from typing import Any
 
+from omnireuse_engines.host import Original
 from omnireuse_engines.settings import KEY
 from omnireuse_engines.sglang.loop import StageLoop, predicted_noise
 from omnireuse_engines.sglang.process import FIELD, Process
@@ -45,7 +46,7 @@ def _admission(params: object, pipeline_config: object) -> None:
     REUSE.admit(params)
 
 
-def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server_args: Any, **kwargs: Any) -> Any:
+def _loop(original: Original, stage: Any, ctx: Any, batch: Any, server_args: Any, **kwargs: Any) -> Any:
     """A request's denoising loop on one of SGLang's own pipelines."""
     REUSE.follow(ctx.scheduler)
     if batch.is_warmup:
@@ -58,7 +59,7 @@ def _loop(original: Callable[..., Any], stage: Any, ctx: Any, batch: Any, server
     return REUSE.denoise(wanted, StageLoop(original, stage, ctx, batch, server_args), **kwargs)
 
 
-def _whole(original: Callable[..., Any], stage: Any, batch: Any, server_args: Any) -> Any:
+def _whole(original: Original, stage: Any, batch: Any, server_args: Any) -> Any:
     """A request on the diffusers backend."""
     whole = REUSE.whole(stage)
     wanted = REUSE.wanted(batch, cache_dit=bool(server_args.cache_dit_config))
@@ -82,7 +83,7 @@ def _whole(original: Callable[..., Any], stage: Any, batch: Any, server_args: An
     return result
 
 
-def _together(original: Callable[..., Any], pipeline: object, given: object, server_args: object) -> Any:
+def _together(original: Original, pipeline: object, given: object, server_args: object) -> Any:
     """One request, or several together, through all stages of a pipeline; a list of one comes in by itself, too."""
     served = REUSE.served
     result = original(pipeline, given, server_args)
@@ -91,7 +92,7 @@ def _together(original: Callable[..., Any], pipeline: object, given: object, ser
     return result
 
 
-def _weights(original: Callable[..., Any], updater: object, *args: object, **kwargs: object) -> Any:
+def _weights(original: Original, updater: object, *args: object, **kwargs: object) -> Any:
     """Weights are replaced, wholly or, if that fails, in part."""
     try:
         return original(updater, *args, **kwargs)
@@ -99,7 +100,7 @@ def _weights(original: Callable[..., Any], updater: object, *args: object, **kwa
         REUSE.forget()
 
 
-def _in_turn(original: Callable[..., Any], pipeline: object, batches: list[Any], server_args: object) -> Iterator[Any]:
+def _in_turn(original: Original, pipeline: object, batches: list[Any], server_args: object) -> Iterator[Any]:
     """Several requests, whose results come one after the other."""
     served = REUSE.served
     yield from original(pipeline, batches, server_args)

@@ -17,6 +17,7 @@ from omnireuse.profiles.conditions import watch_of
 from omnireuse.tuning.configuration import Configuration
 from omnireuse.tuning.loops import RepeatableLoop
 from omnireuse.tuning.trials import Pausing
+from omnireuse_engines.host import Original
 from omnireuse_engines.request import RequestReuse, run_start
 from omnireuse_engines.settings import KEY
 
@@ -42,7 +43,7 @@ class StageLoop(RepeatableLoop):
         server_args: of the server.
     """
 
-    original: Callable[..., Any]
+    original: Original
     stage: Any
     ctx: Any
     batch: Any
@@ -149,7 +150,7 @@ def _twin(value: object) -> Any:
 
 
 def predicted_noise(
-    original: Callable[..., Any],
+    original: Original,
     stage: Any,
     *,
     batch: Any,

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from omnireuse.base.environment import switch_of
 from omnireuse.errors import ConfigError
-from omnireuse.profiles.conditions import read_weights_anew
 from omnireuse.tuning.loops import OFF, LoopTuner, RequestPlan
 from omnireuse_engines.host import check_host, warn_once
 from omnireuse_engines.ranks import has_ranks, measures
@@ -111,21 +110,19 @@ class Process:
         check_host("sglang", TESTED, self.missing, asked=VARIABLE)
         if cache_dit:
             raise ConfigError(
-                f"{VARIABLE} is set, and the server uses cache-dit, too: one cache would reuse what the other made up; "
+                f"{VARIABLE} is set, and the server uses cache-dit, too: one cache would reuse forecasts of the other; "
                 f"unset {VARIABLE}, or --cache-dit-config and SGLANG_CACHE_DIT_ENABLED"
             )
         if "profile" not in self.settings.options:
             self.plan(RequestSettings())
 
     def forget(self) -> None:
-        """Ask anew for all that depends on weights, which SGLang has replaced in a way that torch knows nothing of."""
-        read_weights_anew()
+        """Ask anew for all that depends on weights, which SGLang has replaced."""
         self.settings.forget()
         for whole in self._whole.values():
             whole.forget()
         if self._tuner is not None:
             self._tuner.forget()
-        self.settings.modulation.forget()
         logger.info("omnireuse looks for plans anew: weights were replaced")
 
     def announce(self, pipeline: Any, *, is_native: bool, moves_layers: bool) -> None:
@@ -174,7 +171,7 @@ class Process:
             others.append("cache-dit")
         if others:
             raise ConfigError(
-                f"{others[0]}: the request gets omnireuse, too, and one cache would reuse what the other made up; "
+                f"{others[0]}: the request gets omnireuse, too, and one cache would reuse forecasts of the other; "
                 f'leave {others[0]} out, or ask for {FIELD}={{"{KEY}": "off"}}'
             )
         return wanted

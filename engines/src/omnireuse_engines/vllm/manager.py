@@ -91,16 +91,12 @@ class SharedEncoderCacheManager:
         """Embeddings of entries that nobody holds: evicted when their room is needed."""
         return self._idle_embeds
 
-    def lookup(self, key: Hashable, request_id: str, position: int) -> Lease | None:
-        """Hold the output if it is ready, else return None.
+    def hold(self, key: Hashable, request_id: str, position: int) -> bool:
+        """Hold the output if it is ready, and tell whether it is.
 
         Raises:
             StateError: the position holds another item.
         """
-        return _new_lease(Lease, (key, request_id, position, _HIT)) if self.hold(key, request_id, position) else None
-
-    def hold(self, key: Hashable, request_id: str, position: int) -> bool:
-        """Hold the output if it is ready, and tell whether it is: as `lookup`, without a lease."""
         entry = self._entries.get(key)
         if entry is None or entry.waiting is not None:
             held = self._held.get(request_id)

@@ -11,7 +11,6 @@ from typing import Any
 
 from omnireuse.diffusion.cache.prompt_embed_cache import PromptEmbedCache, bump_epoch, install_prompt_embed_cache
 from omnireuse.errors import ConfigError, OmniReuseError
-from omnireuse.profiles.conditions import read_weights_anew
 from omnireuse.prompts.cache import PromptCacheOptions
 from omnireuse.stores.redis import RedisTier
 from omnireuse.tuning.loops import OFF, RequestPlan
@@ -135,17 +134,15 @@ class Backend:
 
     def forget(self, method: str) -> None:
         """Ask anew for all that depends on weights: the engine has called a method of its worker that may have written
-        them, of which torch knows nothing."""
+        them."""
         if not self.enabled:
             return
-        read_weights_anew()
         self.settings.forget()
         self._whole.forget()
         if self.waves is not None:
             self.waves.forget()
         if self.prompts is not None:
             bump_epoch(self._pipeline)
-        self.settings.modulation.forget()
         logger.info("omnireuse looks for plans and prompts anew: %s may have written weights", method)
 
     def cache_figures(self) -> dict[str, float]:

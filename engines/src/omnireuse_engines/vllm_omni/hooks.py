@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 from omnireuse.errors import OmniReuseError
 from omnireuse.tuning.loops import OFF
 from omnireuse_engines import host
+from omnireuse_engines.host import Original
 from omnireuse_engines.request import COUNTED, STRATEGY, count_request
 from omnireuse_engines.settings import KEY, RequestSettings
 from omnireuse_engines.vllm_omni.admission import Admission
@@ -32,8 +33,6 @@ _DIFFUSION = "vllm_omni.diffusion"
 _RUNNER = f"{_DIFFUSION}.worker.diffusion_model_runner"
 _WAKE = ("wake_up", "handle_wake_task")
 """Methods of the engine's own worker that bring weights back, which somebody may have replaced meanwhile."""
-
-Original = Callable[..., Any]
 
 
 def _is_ours(config: object) -> bool:

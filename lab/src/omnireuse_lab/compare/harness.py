@@ -136,6 +136,7 @@ class Harness:
         self.calls_per_step = round(self._work.calls / PROBE_STEPS)
         if not self._work.flops:
             raise StateError(f"{workload.name}: no block of its denoiser runs, so its work cannot be counted")
+        self._work.reset(calls_alone=True)
         self._part = f"{workload.name}, {workload.steps} steps, guidance {workload.guidance:g}"
         if journal.path is not None:
             journal.check_setup(self._part, self._setup())
@@ -242,18 +243,19 @@ class Harness:
 
         watched = watch and self.workload.accepts("callback_on_step_end")
         extra = {"callback_on_step_end": after_step} if watched else {}
-        # What a method does once, such as a calibration, is no part of a run.
+        # What a method does once, such as a calibration, is no part of a run, and is not counted.
         work.reset(calls_alone=timed)
         if on_cuda:
             torch.cuda.reset_peak_memory_stats()
         begun = now()
         (made,) = self.workload.pictures([number], steps, strict=strict, **extra)
-        seconds = now() - begun
+        seconds, flops = now() - begun, work.flops
+        work.reset(calls_alone=True)
         return MeasuredRun(
             # The order in memory decides the last bits of a mean, and files do not keep every order.
             picture=np.ascontiguousarray(made),
             seconds=seconds,
-            flops=work.flops,
+            flops=flops,
             kept_bytes=max(kept, kept_now() or 0),
             peak_bytes=torch.cuda.max_memory_allocated() if on_cuda else None,
         )

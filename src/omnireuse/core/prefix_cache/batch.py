@@ -109,7 +109,7 @@ def cached_blocks(input_batch: Any, batch: BatchRows, is_hit_R: Mask, block_size
     return num_rows_R, known_RN[columns_N < num_blocks_R[:, None]].astype(np.int64, copy=False)
 
 
-def blocks_of(input_batch: Any, index: int) -> Integers:
+def blocks_of(input_batch: object, index: int) -> Integers:
     """Return the ids of the blocks of one request; none for a batch without a block table."""
     table = getattr(input_batch, "block_table", None)
     if table is None:

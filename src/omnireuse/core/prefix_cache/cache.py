@@ -214,7 +214,7 @@ class OmniTensorPrefixCache:
     def get_merged_hidden_states(
         self,
         query_start_loc: QueryStarts,
-        input_batch: Any,
+        input_batch: object,
         hidden_states: torch.Tensor,
         num_scheduled_tokens: Mapping[str, int],
         hidden_states_cpu: torch.Tensor | None = None,
@@ -239,7 +239,7 @@ class OmniTensorPrefixCache:
     def get_merged_multimodal_states(
         self,
         query_start_loc: QueryStarts,
-        input_batch: Any,
+        input_batch: object,
         multimodal_outputs: Mapping[str, object] | None,
         num_scheduled_tokens: Mapping[str, int],
     ) -> dict[str, dict[str, object]]:
@@ -265,7 +265,7 @@ class OmniTensorPrefixCache:
                     self._pool.note_lacking(key_name(key), len(hits.slots_S), uncached_rows(value) + remedy)
         return merged
 
-    def _find_hits(self, batch: BatchRows, input_batch: Any) -> PrefixHits:
+    def _find_hits(self, batch: BatchRows, input_batch: object) -> PrefixHits:
         is_hit_R = np.array([req_id in self._hits for req_id in batch.req_ids], np.bool_)
         return self._pool.hits(*cached_blocks(input_batch, batch, is_hit_R, self.block_size), self._hits)
 
@@ -299,7 +299,7 @@ class OmniTensorPrefixCache:
                 start = max(0, computed - num_tokens) if counter_includes_step else computed
                 self._deferred.stage(req_id, rows, start, deferred, blocks_of(input_batch, index))
 
-    def commit_deferred_mm_outputs(self, finished_req_ids: Iterable[str], input_batch: Any) -> None:
+    def commit_deferred_mm_outputs(self, finished_req_ids: Iterable[str], input_batch: object) -> None:
         """Write the staged rows of finished requests, before they leave the batch.
 
         Rows of a request that has already left go to the slots that they had when they were staged. Rows are dropped

@@ -72,6 +72,56 @@ class _Step:
     is_taken: bool = False
 
 
+class _Waiting:
+    """The steps that nobody has asked for yet, by number. Threads share them.
+
+    Args:
+        most: steps that may wait.
+        seconds: how long `wait_for_room` waits if there are as many.
+    """
+
+    def __init__(self, most: int, seconds: float) -> None:
+        self._most, self._seconds = most, seconds
+        self._steps: dict[int, _Step] = {}
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def wait_for_room(self) -> None:
+        """Wait until another step may be added."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: len(self._steps) < self._most, self._seconds):
+                steps = sorted(self._steps)
+                raise StateError(messages.STEPS_UNCONSUMED, depth=self._most, seconds=self._seconds, steps=steps)
+
+    def add(self, number: int, step: _Step) -> None:
+        """Let a step wait."""
+        with self._changed:
+            self._steps[number] = step
+
+    def take(self, number: int) -> _Step:
+        """The step, for the one that asks for it; it still waits until `drop`."""
+        with self._changed:
+            step = self._steps.get(number)
+            if step is None or step.is_taken:
+                known = sorted(number for number, each in self._steps.items() if not each.is_taken)
+                raise StateError(messages.STEP_NOT_WAITING, step=number, known=known)
+            step.is_taken = True
+            return step
+
+    def drop(self, number: int) -> None:
+        """End the wait of a step."""
+        with self._changed:
+            del self._steps[number]
+            self._changed.notify_all()
+
+    def unread(self, before: float) -> list[_Step]:
+        """The steps before this number whose rows were not read."""
+        with self._changed:
+            return [step for number, step in self._steps.items() if number < before and step.merged is None]
+
+
 class OmniPrefixCacheManager:
     """Keep per-token outputs at the slots of the engine's KV cache, and put those of a prefix hit before a step's own.
 
@@ -96,7 +146,7 @@ class OmniPrefixCacheManager:
     """
 
     def __init__(self, config: Any, view: Any) -> None:
-        self._config, self._view = config, view
+        self._view = view
         self._pool = RowPool(config.num_blocks, config.block_size, "raise")
         self._token_rows = TokenRows()
         self._forms: dict[str, dict[object, str]] = {}  # by output and form of its rows the row store; latest use last
@@ -105,11 +155,9 @@ class OmniPrefixCacheManager:
         self._live: set[str] = set()
         self._hits: dict[str, Integers] = {}  # the blocks of each request that starts on a hit in this step
         self._scheduled: dict[str, int] = {}
-        self._steps: dict[int, _Step] = {}
-        self._changed = threading.Condition()  # of self._steps
+        self._steps = _Waiting(config.staging_depth, config.staging_claim_timeout_s)
         self._rows = threading.Lock()  # the content of the pool
         self._numbers = itertools.count(1)
-        self._failure: BaseException | None = None
         logger.info("prefix cache: made for %d blocks of %d tokens", config.num_blocks, config.block_size)
 
     def register_policy(self, policy: Any) -> None:
@@ -186,7 +234,7 @@ class OmniPrefixCacheManager:
         if len(slots) != num_tokens:
             raise StateError(messages.SLOTS_OF_ANOTHER_STEP, tokens=num_tokens, slots=len(slots))
         self._pool.check_slots(slots.numpy())
-        self._wait_for_room()
+        self._steps.wait_for_room()
         rows, uncached = self._split(hidden_states, mm_outputs or {}, num_tokens, int(num_tokens_padded))
         leaves = [leaf for leaf in tree_leaves(uncached) if isinstance(leaf, torch.Tensor)]
         host, ready = writer.start_host_copies([*(tensor for _, tensor in rows.values()), *leaves])
@@ -202,17 +250,8 @@ class OmniPrefixCacheManager:
         if num_tokens:
             by_store = dict(zip(rows, host, strict=False))
             step.written = self._queue.write(lambda: self._write(number, slots, by_store), ready)
-            if step.written is not None:
-                step.written.add_done_callback(self._note_failure)
-        with self._changed:
-            self._steps[number] = step
+        self._steps.add(number, step)
         return number
-
-    def _wait_for_room(self) -> None:
-        depth, seconds = self._config.staging_depth, self._config.staging_claim_timeout_s
-        with self._changed:
-            if not self._changed.wait_for(lambda: len(self._steps) < depth, seconds):
-                raise StateError(messages.STEPS_UNCONSUMED, depth=depth, seconds=seconds, steps=sorted(self._steps))
 
     def _split(
         self, hidden: torch.Tensor | None, mm_outputs: Mapping[str, object], num_tokens: int, num_padded: int
@@ -280,14 +319,9 @@ class OmniPrefixCacheManager:
             self._settle(before=number)
             self._pool.write(slots, rows, number, is_whole=True)
 
-    def _note_failure(self, write: Future[None]) -> None:
-        self._failure = self._failure or write.exception()
-
     def _settle(self, before: float = math.inf) -> None:
         """Read the rows of earlier steps that still wait, under the lock of the rows."""
-        with self._changed:
-            waiting = [step for number, step in self._steps.items() if number < before and step.merged is None]
-        for step in waiting:
+        for step in self._steps.unread(before):
             self._merge(step, step.batch.req_ids)
 
     def materialize(self, step_id: int, req_ids: list[str]) -> StepOutputs:
@@ -299,10 +333,10 @@ class OmniPrefixCacheManager:
         Raises:
             StateError: a step that was never saved, or was asked for; a request that was not in it; an absent row.
         """
-        step = self._take(step_id)
+        step = self._steps.take(step_id)
         try:
             if step.written is not None:
-                self._note_failure(step.written)  # waits for it
+                step.written.exception()  # waits for it
             self._check()
             if unknown := sorted(set(req_ids) - set(step.batch.req_ids)):
                 raise StateError(messages.REQUESTS_NOT_SAVED, step=step_id, unknown=unknown[:8])
@@ -315,7 +349,7 @@ class OmniPrefixCacheManager:
             for req_id in step.absent.keys() & set(req_ids):
                 raise StateError(messages.ROWS_NEVER_WRITTEN, request=req_id, missing=step.absent[req_id])
         finally:
-            self._drop(step_id)
+            self._steps.drop(step_id)
         outputs: dict[Any, dict[str, Any]] = {**step.merged}
         outputs.update((key, split_over(value, step.batch)) for key, value in step.uncached.items())
         chosen = {key: {name: parts[name] for name in req_ids} for key, parts in outputs.items()}
@@ -323,32 +357,18 @@ class OmniPrefixCacheManager:
 
     def discard_step(self, step_id: int) -> None:
         """Let the step's outputs go, whose rows stay in the pool. Any thread; once for each step, as `materialize`."""
-        self._take(step_id)
-        self._drop(step_id)
+        self._steps.take(step_id)
+        self._steps.drop(step_id)
 
     def shutdown(self) -> None:
         """Wait for pending writes and end the thread that writes."""
         self._queue.close()
-        if self._failure is None:
+        if self._queue.failure is None:
             logger.info("prefix cache: %s", ", ".join(f"{name} {value}" for name, value in self.stats().items()))
 
     def _check(self) -> None:
-        if self._failure is not None:
-            raise StateError(messages.WRITE_FAILED, error=self._failure) from self._failure
-
-    def _take(self, step_id: int) -> _Step:
-        with self._changed:
-            step = self._steps.get(step_id)
-            if step is None or step.is_taken:
-                known = sorted(number for number, each in self._steps.items() if not each.is_taken)
-                raise StateError(messages.STEP_NOT_WAITING, step=step_id, known=known)
-            step.is_taken = True
-            return step
-
-    def _drop(self, step_id: int) -> None:
-        with self._changed:
-            del self._steps[step_id]
-            self._changed.notify_all()
+        if (failure := self._queue.failure) is not None:
+            raise StateError(messages.WRITE_FAILED, error=failure) from failure
 
     def _merge(self, step: _Step, req_ids: list[str]) -> None:
         """Gather the rows of these requests, under the lock of the rows."""

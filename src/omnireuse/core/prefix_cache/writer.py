@@ -55,6 +55,7 @@ class WriteQueue:
 
     Attributes:
         num_stalls: how often the caller had to wait because the queue was full.
+        failure: the first error of a write on the thread.
     """
 
     def __init__(self, max_pending: int) -> None:
@@ -62,6 +63,7 @@ class WriteQueue:
         self._pending: deque[Future[None]] = deque()
         self._thread: ThreadPoolExecutor | None = None
         self.num_stalls = 0
+        self.failure: Exception | None = None
 
     def write(self, job: Callable[[], None], ready: torch.cuda.Event | None) -> Future[None] | None:
         """Run `job` after `ready` and after every earlier job. A failed job raises at the next call.
@@ -80,7 +82,7 @@ class WriteQueue:
             self._pending.popleft().result()
         if self._thread is None:
             self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="omnireuse-prefix-cache")
-        self._pending.append(self._thread.submit(_run_after, ready, job))
+        self._pending.append(self._thread.submit(self._run_after, ready, job))
         return self._pending[-1]
 
     def flush(self) -> None:
@@ -93,7 +95,10 @@ class WriteQueue:
         if self._thread is not None:
             self._thread.shutdown()
 
-
-def _run_after(ready: torch.cuda.Event, job: Callable[[], None]) -> None:
-    ready.synchronize()
-    job()
+    def _run_after(self, ready: torch.cuda.Event, job: Callable[[], None]) -> None:
+        try:
+            ready.synchronize()
+            job()
+        except Exception as error:
+            self.failure = self.failure or error
+            raise

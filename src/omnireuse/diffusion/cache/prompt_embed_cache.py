@@ -118,7 +118,7 @@ def uninstall_prompt_embed_cache(pipeline: Any) -> bool:
     return True
 
 
-def bump_epoch(pipeline: Any) -> int:
+def bump_epoch(pipeline: object) -> int:
     """Declare all embeddings of ``pipeline`` out of date, for engines that write weights behind torch's back.
 
     Returns:

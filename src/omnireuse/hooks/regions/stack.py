@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from omnireuse import messages
 from omnireuse.errors import StateError, UnknownNameError, UnsupportedModelError
 from omnireuse.hooks.regions.cuts import decide_as_one, has_rows
 from omnireuse.hooks.run import DenoiserCall
@@ -147,18 +148,14 @@ class BlockStack:
         for block in blocks:
             missing = [stream for stream in block.streams if stream not in block.parameters]
             if missing:
-                raise UnsupportedModelError(
-                    f"{type(block.module).__name__}.forward has no parameter {missing[0]!r}, as declared for "
-                    f"{self.model}; this version of the model is not supported in region 'blocks', use region 'call'"
-                )
+                kind = type(block.module).__name__
+                raise UnsupportedModelError(messages.NO_PARAMETER, block=kind, name=missing[0], model=self.model)
         return blocks
 
     def _blocks_in(self, denoiser: torch.nn.Module, name: str) -> list[Block]:
         modules = getattr(denoiser, name, None)
         if modules is None:
-            raise UnsupportedModelError(
-                f"{type(denoiser).__name__} has no block list {name!r}, as declared for {self.model}"
-            )
+            raise UnsupportedModelError(messages.NO_BLOCK_LIST, name=name, model=self.model)
         is_joined = name in self.joined
         streams = ("hidden_states",) if is_joined else self.streams
         bypass = self.bypass.get(name)
@@ -197,10 +194,7 @@ class StackPass:
         """Decide, from the streams before the skipped blocks."""
         call, signal = self.call, self.signal
         if self.choices and not self.finished:
-            raise StateError(
-                f"{call.model} runs its first block again before its last; reuse of the stack would be wrong; "
-                "use region 'call' or 'step'"
-            )
+            raise StateError(messages.STACK_RUNS_AGAIN, model=call.model)
         self._visits, self.finished = self._visits + 1, False
         layout = call.layout._replace(streams=layout_of(*streams))
         rowed = [*streams, *([] if signal is None else [signal])]

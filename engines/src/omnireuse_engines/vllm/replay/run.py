@@ -46,7 +46,7 @@ def manager_hits(trace: Sequence[Access], capacity: int) -> tuple[list[bool], in
     for accesses in requests_of(trace):
         for position, access in enumerate(accesses):
             key = EncoderKey(content=access.key)
-            hits.append(manager.lookup(key, "request", position) is not None)
+            hits.append(manager.hold(key, "request", position))
             if hits[-1]:
                 continue
             try:
