@@ -96,11 +96,6 @@ class EncodeCall:
             self.cache.drop_calls(known[2].weights)
         return state
 
-    def now(self, scope: Scope) -> tuple[View, State]:
-        """What counts for a call now, and its state."""
-        view = self.views.view(scope)
-        return view, self.state(scope, view)
-
     def key(self, arguments: PromptKey, view: View, state: State) -> PromptKey:
         """The key of a call in a state."""
         wants = torch.is_grad_enabled() and view.wants_gradients()
@@ -114,7 +109,10 @@ class EncodeCall:
             UnkeyableError: something can change unseen.
         """
         scope = self.scope(arguments)
-        return None if scope is None else self.key(arguments, *self.now(scope))
+        if scope is None:
+            return None
+        view = self.views.view(scope)
+        return self.key(arguments, view, self.state(scope, view))
 
     def hit(self, arguments: PromptKey, entry: Entry) -> None:
         """An entry is used: what its encoding stored anew is stored again."""
@@ -126,24 +124,16 @@ class EncodeCall:
                 owner, name = view.owner(path)
                 held = held_by(owner, name)
                 if owner is not None and (type(held) is not type(value) or held != value):
-                    self.writes.begin()
-                    try:
+                    with self.writes.of_a_call():
                         if type(owner) is dict:
                             owner[name] = copy.deepcopy(value)
                         else:
                             setattr(owner, name, copy.deepcopy(value))
-                    finally:
-                        self.writes.end()
 
     def aside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call past the cache. What it writes is written by a call."""
-        if not self.writes.are_known:
+        with self.writes.of_a_call():
             return self.function(*args, **kwargs)
-        self.writes.begin()
-        try:
-            return self.function(*args, **kwargs)
-        finally:
-            self.writes.end()
 
 
 class Misses:
@@ -162,13 +152,7 @@ class Misses:
         self._in_a_row = 0
 
     def add(self, before: View, after: View, others: Sequence[str], *, is_known: bool) -> None:
-        """A call has missed.
-
-        Args:
-            before, after: views of then.
-            others: paths of what somebody else wrote meanwhile.
-            is_known: whether a call with these arguments was encoded before.
-        """
+        """A call has missed; `others` were written by somebody else meanwhile; it may be known from before."""
         last, self._last = self._last, after
         self._in_a_row += is_known
         if self._in_a_row < _MANY or self._has_warned:

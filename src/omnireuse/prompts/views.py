@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from omnireuse.fingerprints.plain import UnkeyableError
@@ -95,11 +96,6 @@ class Writes:
         self._ran: set[str] = set()
         self._active = self._begun = 0
 
-    @property
-    def are_known(self) -> bool:
-        """Whether any call has written anything."""
-        return bool(self._left)
-
     def of_others(self, view: View, own: Iterable[str]) -> tuple[int, ...]:
         """How often others have written each of these. While a call goes on, its writes are no one else's."""
         if not self._left:
@@ -134,6 +130,15 @@ class Writes:
             self._ran |= {*ran} if self._left else set()
             self._left |= self._now()
             self._active -= 1
+
+    @contextmanager
+    def of_a_call(self) -> Iterator[None]:
+        """What is written meanwhile is written by a call."""
+        self.begin()
+        try:
+            yield
+        finally:
+            self.end()
 
     def _compare(self) -> None:
         if not self._active:
