@@ -13,20 +13,13 @@ FILE_AS_BACKEND = "enable(pipeline, {file!r}): the second argument names a cache
 AUDIT_BESIDE = "enable(audit={audit!r}): a default, target or profile is audited, no {given}; leave one of the two out"
 TUNE_BESIDE = "enable(tune={tune!r}): tuning chooses the plan, which {given} has chosen; leave one of the two out"
 POLICY_WITHOUT_NAME = "enable(policy={policy!r}): it needs an argument; write policy=omnireuse.{kind}({argument})"
-BACKEND_BESIDE_POLICY = (
-    "enable(backend={backend!r:.60}): give either a backend or a policy with its forecaster, not both"
-)
+BACKEND_BESIDE_POLICY = "enable(backend={backend!r:.60}): give either a backend or a policy (and forecaster)"
 CHOICE_OF_BACKEND = (
     "enable({name}={value!r:.60}): the {backend} chooses its {name} itself; leave it out, or choose all yourself: "
     "combinations go through policy=, forecaster=, region="
 )
-CHOICE_ALONE = (
-    "enable({name}=…): a policy, a backend or a target must be given with it; to have it in the default write "
-    "enable(pipeline, {write})"
-)
-ONE_COMPUTED_STEP = (
-    "{place}(computed_steps=1): computed_steps must be at least 2{without}, got 1; one cannot be forecast from"
-)
+CHOICE_ALONE = "enable({name}=…): a policy, a backend or a target must be given, too; write enable(pipeline, {write})"
+ONE_COMPUTED_STEP = "{place}(computed_steps=1): computed_steps must be at least 2{without}, got 1, the first alone"
 QUALITY_UNTUNED = (
     "{place}(quality={quality!r}): a quality can only be promised by a profile of this pipeline, or be expected of "
     "tuning, which is off ({why}); give profile=, which omnireuse.calibrate makes, or tolerance=, the share of the "
@@ -36,9 +29,7 @@ ENABLED_ALREADY = (
     "reuse is already enabled on this {pipeline} ({name}); call omnireuse.disable(pipeline) first, or use "
     "omnireuse.handle_of(pipeline)"
 )
-HANDLE_COPIED = (
-    "a Handle of a pipeline cannot be copied or pickled; call omnireuse.enable there, or pass on handle.summary()"
-)
+HANDLE_COPIED = "a Handle of a pipeline cannot be copied or pickled; call omnireuse.enable there, or give its summary()"
 
 # --- files, registries and commands ---
 
@@ -60,34 +51,23 @@ ITEM_OVER_BATCH = (
 )
 TOKENS_NOT_MAPPED = "num_scheduled_tokens must map request ids to counts, got {kind}"
 SEVERAL_KV_GROUPS = "input_batch.block_table: must have one KV cache group, got {groups}; turn the prefix cache off"
-TOO_FEW_STARTS = (
-    "query_start_loc: must have an entry for every request, got {entries} and request {request!r} at {index}"
-)
+TOO_FEW_STARTS = "query_start_loc: must have an entry for each request, got {entries} and {request!r} at index {index}"
 NO_KEY_SPEC = "PrefixCacheOptions(mm_keys[{name!r}]={spec!r}): field must be (feature size, torch dtype)"
 KIND_OF_ROWS = "multimodal_outputs[{key!r}]: rows of a deferred key must stay {held}, got {got} for request {request!r}"
 COPY_NOT_ON_CPU = "hidden_states_cpu: must be contiguous on the CPU, got strides {strides} on {device}"
 DEFERRED_WITHOUT_ROWS = "{key}: a deferred key must be a tensor with a row for each of {tokens} tokens, got {got}"
 HIT_NOT_ALIGNED = "{where}: prefix hit not block aligned: it must be a multiple of {size} tokens, got {got}"
 HIT_WITHOUT_BLOCKS = "{where}: a prefix hit of {tokens} tokens must name {blocks} blocks, got {got}"
-SLOTS_OF_ANOTHER_STEP = (
-    "prefix cache: the slot mapping must cover the step's {tokens} tokens, got {slots} slots of another batch"
-)
+SLOTS_OF_ANOTHER_STEP = "prefix cache: slots must cover the step's {tokens} tokens, got {slots} slots of another step"
 STEPS_UNCONSUMED = (
     "prefix cache: at most {depth} steps may wait for materialize or discard_step, and none was asked for within "
     "{seconds:g} s: unconsumed step contexts (ids={steps})"
 )
-REQUESTS_NOT_SAVED = (
-    "prefix cache(step={step}): requests outside the save snapshot: {unknown}; ask for those of the step"
-)
-ROWS_NEVER_WRITTEN = (
-    "prefix cache(request={request!r}): every row of its prefix hit must be present, {missing} were never written; "
-    "hidden states must be saved in every step"
-)
+REQUESTS_NOT_SAVED = "prefix cache(step={step}): requests outside the save snapshot: {unknown}; ask for the step's"
+ROWS_NEVER_WRITTEN = "prefix cache(request={request!r}): of its hit {missing} were never written; save every step"
 WRITE_FAILED = "prefix cache: a write failed ({error}), and rows are missing that the engine counts on; restart it"
 STEP_NOT_WAITING = "prefix cache(step={step}): it must be a step that was saved and not asked for yet, one of {known}"
-SLOT_OUTSIDE = (
-    "prefix cache: a slot must lie in [0, {slots}) or be −1, got {slot}; give the KV cache's num_blocks and block_size"
-)
+SLOT_OUTSIDE = "prefix cache: a slot must lie in [0, {slots}) or be −1, got {slot}; give the sizes of the KV cache"
 BLOCK_OUTSIDE = "prefix cache: a block id must lie in [0, {blocks}), got {block}; num_blocks must be the KV cache's own"
 ROW_ABSENT = (
     "{where}: every cached row must be present, {why}; write the key for every token the engine may hit, or choose "
@@ -96,9 +76,7 @@ ROW_ABSENT = (
 
 # --- cache backends and prompt embeddings ---
 
-CANNOT_DISABLE = (
-    "{backend}.disable: this backend cannot restore the pipeline; implement disable, or load the pipeline anew"
-)
+CANNOT_DISABLE = "{backend}.disable: this backend cannot restore the pipeline; implement disable, or load it anew"
 BACKEND_ENABLED = "{backend!r} is enabled already; call disable(pipeline) before enabling it on a pipeline again"
 NOT_ENABLED = "{backend}.refresh: this pipeline is not enabled; call enable(pipeline) first"
 NO_PIPELINE = "install_prompt_embed_cache(pipeline=None): pipeline must have an encode_prompt; load the pipeline first"
@@ -167,18 +145,15 @@ TOO_FEW_JUDGED = (
 )
 PROFILE_OF_ANOTHER = "{why}; calibrate this pipeline, a {pipeline} (the profile is of {origin})"
 NOTHING_PROMISED = (
-    "profile(quality={quality:g}): nothing is promised, for {why}; calibrate this pipeline, or ask for speedup= or "
-    "computed_steps="
+    "profile(quality={quality:g}): nothing is promised, for {why}; calibrate the pipeline, or give speedup="
 )
 NO_PROFILE = (
-    "{path}: cannot be read (No such file or directory); give the file of a profile, its folder, or its id on the "
-    "hub (owner/name or owner/name@revision)"
+    "{path}: cannot be read (No such file or directory); give a profile's file, folder, or id (owner/name@revision)"
 )
 NO_REVISION = "Profile(revision={revision!r}): revision must be left out, for {path} is no repository of the hub"
 STEPS_TWICE = "calibrate(steps={steps!r}, num_inference_steps={other!r}): both say how many denoising steps; give one"
 NO_BUDGETS = (
-    "calibrate(computed_steps={given!r:.60}): computed_steps must be a list of one or more budgets, each a whole "
-    "number from 2 to steps={steps}; give {write}"
+    "calibrate(computed_steps={given!r:.60}): must be a list of one or more budgets from 2 to {steps}; give {write}"
 )
 FULL_RUN_NOT_FINITE = "the full run of {prompts} is not finite; try another dtype, or leave the prompt out"
 TOO_FEW_PROMPTS = (
@@ -200,34 +175,23 @@ CONTROLNET_CHANGED = (
 NOT_LOADED = "reuse needs a pipeline, got {got}; pass a loaded pipeline, as {write}.from_pretrained(…) returns it"
 IS_A_MODEL = "{model} is a model, and reuse is enabled on its pipeline: pass the pipeline, as in omnireuse.enable(pipe)"
 NO_DENOISER = "{pipeline} has no denoiser: looked for a torch module at {names}"
-SEVERAL_GROUPS = (
-    "enable: the denoisers run in several process groups ({groups}); give the ranks that decide alike as group="
-)
-PARALLEL_LATER = (
-    "{policy} measures, and {model} was made parallel after reuse was enabled; call omnireuse.disable(pipeline) and "
-    "enable it again, so that the ranks decide alike"
-)
+SEVERAL_GROUPS = "enable: the denoisers run in several process groups ({groups}); give the one that decides as group="
+PARALLEL_LATER = "{policy} measures, and {model} was made parallel after enable; call omnireuse.disable, and enable it"
 LATENTS_NOT_FINITE = (
     "the latents of this run are NaN or infinite from step {step} on, which {forecaster} forecast, unless a callback "
     "changed them there; compute more steps, or give another forecaster"
 )
-REPLACED_ON_OBJECT = (
-    "{kind}.{name} was replaced on this object, which bypasses reuse; remove it, or enable reuse before"
-)
+REPLACED_ON_OBJECT = "{kind}.{name} was replaced on this object, which bypasses reuse; remove it, or enable reuse first"
 SEVERAL_OUTPUTS = (
     "Strategy(region='step'): {model} must return one kind of latents, got {kinds}, of which the scheduler is given "
     "one; use region='call', which forecasts all of them, or 'blocks'"
 )
 NO_PARAMETER = "{block}.forward has no parameter {name!r}, as declared for {model}; use region 'call'"
 NO_BLOCK_LIST = "{model} has no block list {name!r}, as declared; use region 'call'"
-STACK_RUNS_AGAIN = (
-    "{model} runs its first block again before its last, and cannot be reused; use region 'call' or 'step'"
-)
+STACK_RUNS_AGAIN = "{model} runs its first block again before its last; use region 'call' or 'step'"
 NO_SCHEDULER = (
     "Strategy(region='step'): {name}.scheduler must have set_timesteps and step, got {got!r}; use region='call'"
 )
 GRADIENT_CUT = "reuse would cut a gradient; sample under torch.no_grad(), or disable reuse while gradients are needed"
 NOISE_NOT_FALLING = "the noise of {scheduler} is not known, or does not fall from step to step"
-NO_PICTURES_MADE = (
-    "a quality is one of pictures, and the call returns none (output_type='pil'); a tolerance= is of latents"
-)
+NO_PICTURES_MADE = "a quality is one of pictures, and the call returns none (output_type='pil'); give a tolerance="

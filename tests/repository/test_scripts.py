@@ -23,8 +23,8 @@ def test_a_script_finds_nothing_to_change(name: str) -> None:
 def test_a_figure_above_its_limit_is_told() -> None:
     script = runpy.run_path(str(TOP / "scripts" / "concepts.py"))
     assert {"omnireuse.policies.base", "omnireuse.errors"} <= script["closure"]("omnireuse.loop.events")
-    told = script["over"]({**script["figures"](), "circles of files": 99})
+    today = script["figures"]()
+    told = script["over"]({**today, "circles of files": 99, "hooks": 9_999})
+    assert [each for each in told if each.startswith("hooks: 9,999 is above")], "the lines of a house"
     assert [each for each in told if each.startswith("circles of files: 99 is above")]
-    assert [
-        each for each in script["over"]({**script["figures"](), "lines of src": 9}) if "is above 9; --lower" in each
-    ]
+    assert [each for each in script["over"]({**today, "lines of src": 9}) if "is above 9; --lower" in each]

@@ -159,11 +159,9 @@ class PolynomialMemory(Memory):
 
     Args:
         order: degree of the polynomial; 0 holds the last value.
-        weights: gives the weight of each node's value in the forecast at a coordinate.
     """
 
-    def __init__(self, order: int = 0, weights: Callable[[Sequence[float], float], list[float]] | None = None) -> None:
-        self._weights = weights or lagrange_weights
+    def __init__(self, order: int = 0) -> None:
         self._nodes: deque[tuple[float, torch.Tensor]] = deque(maxlen=order + 1)
         """Coordinates and values, oldest first."""
 
@@ -202,7 +200,7 @@ class PolynomialMemory(Memory):
         if len(self._nodes) == 1:
             return self._nodes[-1][1]
         nodes, values = zip(*self._nodes, strict=True)
-        weights = self._weights(nodes, coordinate)
+        weights = lagrange_weights(nodes, coordinate)
         return combine([weights[-1], *weights[:-1]], [values[-1], *values[:-1]])
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Annotated
 
 import torch
@@ -94,27 +93,28 @@ class BlendMemory(PolynomialMemory):
     """The number of last fits of which the worst counts; before there are as many, the last value is held."""
 
     def __init__(self, order: int, *, exponent: float = 1.0) -> None:
-        super().__init__(order, None if exponent == 1 else partial(_weights_in_power, exponent))
+        super().__init__(order)
         self._exponent = exponent
+        """Nodes are at coordinate^exponent."""
         self._evidence: tuple[torch.Tensor, ...] = ()
         """Of the last fits: shape (B,), on the values' device."""
         self._over = 1.0  # The distance over which the last was measured.
 
     def observe(self, coordinate: float, value: torch.Tensor) -> None:
-        if len(self._nodes) >= 2 and coordinate != self.last_coordinate:
-            evidence = self._shortfall(super().predict(coordinate), value)
-            self._evidence, self._over = (*self._evidence, evidence)[-self._fits :], self._way(coordinate)
-        super().observe(coordinate, value)
+        place = coordinate**self._exponent
+        if len(self._nodes) >= 2 and place != self.last_coordinate:
+            evidence = self._shortfall(super().predict(place), value)
+            self._evidence, self._over = (*self._evidence, evidence)[-self._fits :], abs(place - self.last_coordinate)
+        super().observe(place, value)
 
     def predict(self, coordinate: float) -> torch.Tensor:
         at, last = self._nodes[-1]
         if len(self._evidence) < self._fits:
             return last
-        power = self._exponent
-        way = abs(coordinate - at) if power == 1 else float(abs(coordinate**power - at**power))
-        weight = (1 - reduce(torch.maximum, self._evidence) * (way / self._over)).clamp_min(0.0)
+        place = coordinate**self._exponent
+        weight = (1 - reduce(torch.maximum, self._evidence) * (abs(place - at) / self._over)).clamp_min(0.0)
         weight = weight.to(last.dtype).reshape(-1, *(1,) * (last.ndim - 1))
-        return torch.lerp(last, super().predict(coordinate), weight)
+        return torch.lerp(last, super().predict(place), weight)
 
     def correct_interval(self, gap: Gap, coordinate: float, value: torch.Tensor) -> torch.Tensor | None:
         """Correct the latents for a gap: their path with interpolated values, less that of the forecasts.
@@ -122,12 +122,12 @@ class BlendMemory(PolynomialMemory):
         The gap is corrected in full if the line was at least as close as the last value, which is a weight of ½.
         """
         before, forecasts = self._evidence, [self.predict(at).float() for at in gap.coordinates]
-        values, nodes = [*self.values, value], [*(node for node, _ in self._nodes), coordinate]
+        values, nodes = [*self.values, value], [*(node for node, _ in self._nodes), coordinate**self._exponent]
         self.observe(coordinate, value)
         if before is self._evidence or len(self._evidence) < self._fits:
             return None
         skipped = 0 if gap.target == "velocity" else len(nodes) - 2
-        between = [self._weights(nodes[skipped:], at) for at in gap.coordinates]
+        between = [lagrange_weights(nodes[skipped:], at**self._exponent) for at in gap.coordinates]
         path = [sum(s * row[k] for s, row in zip(gap.shares, between, strict=True)) for k in range(len(between[0]))]
         moved = combine(path, [each.float() for each in values[skipped:]]).sub_(combine(gap.shares, forecasts))
         gain = gap.gain * gap.left**DAMPING * (2 - 2 * self._worst()).clamp(0, 1)
@@ -142,12 +142,6 @@ class BlendMemory(PolynomialMemory):
 
     def _worst(self) -> torch.Tensor:
         return reduce(torch.maximum, self._evidence)
-
-    def _way(self, coordinate: float) -> float:
-        """Distance of the coordinate from the last value's."""
-        last, power = self.last_coordinate, self._exponent
-        # Coordinates of step numbers and unknown noise may be negative.
-        return abs(coordinate - last) if power == 1 else float(abs(coordinate**power - last**power))
 
 
 class CarefulMemory(BlendMemory):
@@ -177,7 +171,3 @@ class DoubtingMemory(BlendMemory):
 def _for_rows(scale: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
     """A factor (B,) in the shape that multiplies each row of a value."""
     return scale.to(value.dtype).reshape(-1, *(1,) * (value.ndim - 1))
-
-
-def _weights_in_power(exponent: float, nodes: Sequence[float], coordinate: float) -> list[float]:
-    return lagrange_weights([node**exponent for node in nodes], coordinate**exponent)

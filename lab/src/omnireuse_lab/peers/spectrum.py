@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
+import torch
 
 import omnireuse
-from omnireuse.forecasters.base import PolynomialMemory
+from omnireuse.forecasters.base import PolynomialMemory, combine
 from omnireuse_lab.compare.methods.base import Method, Setting, Subject, reuse
 
 __all__ = ["SPECTRUM", "Chebyshev", "chebyshev_weights", "growing_windows"]
@@ -72,8 +72,19 @@ class Chebyshev(omnireuse.Forecaster):
     share: float = 1.0
 
     def start(self, branch: int = 0) -> PolynomialMemory:
-        weights = partial(chebyshev_weights, span=self.span, degree=self.degree, ridge=self.ridge, share=self.share)
-        return PolynomialMemory(self.span - 1, weights)
+        return _Series(self)
+
+
+class _Series(PolynomialMemory):
+    def __init__(self, fit: Chebyshev) -> None:
+        super().__init__(fit.span - 1)
+        self._fit = fit
+
+    def predict(self, coordinate: float) -> torch.Tensor:
+        if len(self._nodes) == 1:
+            return self.last
+        weights = chebyshev_weights([node for node, _ in self._nodes], coordinate, **vars(self._fit))
+        return combine([weights[-1], *weights[:-1]], [self.last, *self.values[:-1]])
 
 
 def _grid(subject: Subject) -> Iterator[Setting]:
