@@ -159,7 +159,6 @@ class Clock:
         self.forget()
 
     def forget(self) -> None:
-        """Forget the run."""
         self.scheduler = None
         self._table: Timetable | None = None
         """Of the run under way."""

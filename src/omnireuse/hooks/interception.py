@@ -48,7 +48,6 @@ class MethodCall:
         return *self.args, *self.kwargs.values()
 
     def make(self) -> Any:
-        """Make the call as it is."""
         return self.proceed(*self.args, **self.kwargs)
 
 

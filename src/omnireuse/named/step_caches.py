@@ -75,7 +75,6 @@ class StepCache:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """The names of its options."""
         return tuple(each.name for group in self.reads for each in fields(group))
 
 

@@ -213,7 +213,6 @@ class ThresholdPolicy(Policy):
 
     @property
     def limit(self) -> Limit:
-        """The threshold."""
         return Limit(self.threshold_name, getattr(self, self.threshold_name))
 
     def warmup_limit(self, total: int | None) -> Limit | None:

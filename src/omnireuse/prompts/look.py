@@ -117,7 +117,6 @@ class Look(Survey):
             self._attributes(*self._pending.pop(0))
 
     def _attributes(self, path: str, owner: object) -> None:
-        """The attributes of one object."""
         code, is_module = self._code, isinstance(owner, nn.Module)
         held = getattr(owner, "__dict__", None)
         spaces = [held] if isinstance(held, dict) else []

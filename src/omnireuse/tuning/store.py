@@ -189,7 +189,6 @@ class Store:
         self._shared = _shared()
 
     def file(self, digest: str) -> Path:
-        """The file of a configuration."""
         return self.path / f"{digest}.json"
 
     def load(self, digest: str) -> Profile | None:

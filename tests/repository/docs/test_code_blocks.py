@@ -44,7 +44,7 @@ def test_the_blocks_of_a_page_run(
 
     monkeypatch.setattr(Registry, "__setitem__", added)
     monkeypatch.setattr("omnireuse.tuning.entry.PATIENCE", math.inf)  # no test depends on the clock
-    # As a reader has it: tuning is on, and its plans lie in the folder of this test (tests/conftest.py).
+    # As a reader has it: tuning is on, and its plans lie in the folder of this test (conftest.py).
     for variable in ("OMNIREUSE_TUNE", "OMNIREUSE_SHAPES_FLUX", "OMNIREUSE_SHAPES_WAN"):
         monkeypatch.delenv(variable, raising=False)
     assert run(TOP / name) == sum(language == "python" for _, language, _ in blocks(TOP / name))

@@ -115,7 +115,6 @@ def _look(pipeline: object, batches: list[Any], served: int) -> None:
 
 
 def _metrics(result: dict[str, Any], metrics: object) -> dict[str, Any]:
-    """The metrics of a response."""
     return {**result, **getattr(metrics, KEY, {})}
 
 

@@ -104,7 +104,6 @@ class Reads:
                 del self._fetches[item.key]
 
     def close(self) -> None:
-        """Stop."""
         self._readers.shutdown(wait=False, cancel_futures=True)
         if self.outer is not None:
             self.outer.close()

@@ -64,7 +64,6 @@ class StackCache(ABC, Generic[Branch]):
 
     @property
     def step(self) -> int:
-        """Of this call."""
         return self._calls // self.count
 
     @property

@@ -140,7 +140,6 @@ class Sequence:
 
     @property
     def request_id(self) -> str:
-        """The name of the request."""
         return self.request.request_id
 
     @property
