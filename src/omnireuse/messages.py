@@ -95,7 +95,9 @@ NO_PROMPT_CACHE = "bump_epoch(pipeline={pipeline}): it has no prompt cache; call
 
 CALL_TAKES_NOT = "{owner}: its call must take {name}, but it takes {taken}; give a function that makes one that does"
 NO_TEXT_ENCODER = "{pipeline}: {name} must be there to draw prompts, got None; load it with its text encoders"
-CALL_WITHOUT_GENERATOR = "{owner}: its call takes no generator, so batch_size must be 1 for noise by prompt, got {got}"
+CALL_WITHOUT_GENERATOR = (
+    "{owner}: its call takes no generator, so noise is one a call and batch_size must be 1, got {got}"
+)
 NO_PICTURE = "{name}(shape={shape}): shape must be (height, width, channels) of 1 or 3 channels, after frames of a clip"
 NO_PIXELS = "{name}: values must be uint8 or finite floats in 0..1, got {low:g}..{high:g}"
 LOADED_ALREADY = "{where}({name}=…): the {kind} is loaded already; move it with .to(device, dtype), or give its folder"
@@ -153,7 +155,8 @@ NO_PROFILE = (
 NO_REVISION = "Profile(revision={revision!r}): revision must be left out, for {path} is no repository of the hub"
 STEPS_TWICE = "calibrate(steps={steps!r}, num_inference_steps={other!r}): both say how many denoising steps; give one"
 NO_BUDGETS = (
-    "calibrate(computed_steps={given!r:.60}): must be a list of one or more budgets from 2 to {steps}; give {write}"
+    "calibrate(computed_steps={given!r:.60}): computed_steps must be a list of one or more budgets, each a whole "
+    "number from 2 to steps={steps}; give {write}"
 )
 FULL_RUN_NOT_FINITE = "the full run of {prompts} is not finite; try another dtype, or leave the prompt out"
 TOO_FEW_PROMPTS = (

@@ -66,4 +66,4 @@ def test_the_call_takes_the_step_count_and_none_of_the_options(run: Run, tmp_pat
     assert "both say how many denoising steps" in said
     status, _, said = run("calibrate", *given, "--call", '{"fit_prompts": 2}')
     assert status == 2
-    assert "fit_prompts is an option of the search" in said
+    assert "fit_prompts is an option of the command" in said

@@ -63,7 +63,7 @@ def test_a_profile_that_is_there_is_not_written_over_unless_forced(
     seen = search(monkeypatch, PROFILE)
     out.write_text("precious", "utf-8")
     assert main(command(out)) == 2
-    assert "--out must be new, got a file that is there already" in capsys.readouterr().err
+    assert "--out must be new, got a file; give another name" in capsys.readouterr().err
     assert out.read_text("utf-8") == "precious"
     assert seen == [], "it is refused before the work begins"
     assert main(command(out, "--force")) == 0
