@@ -335,21 +335,6 @@ def test_a_pipeline_within_a_pipeline_is_read_through_its_cache():
     assert torch.equal(pipeline.encode_prompt("cat"), pipeline.prior.encoder("cat") * 2)
 
 
-def test_lists_are_entries_of_their_own():
-    class Padding(Plain):
-        """Rows depend on the longest prompt of their list, as with padding that is not masked."""
-
-        def encode_prompt(self, prompt):
-            longest = max(map(len, prompt))
-            return torch.cat([self.encoder(each.ljust(longest)) for each in prompt])
-
-    pipeline = Padding()
-    cache = install_prompt_embed_cache(pipeline)
-    for prompts in (["a", "b"], ["a"], ["a", "long"], ["a"], ["a", "b"]):
-        assert torch.equal(pipeline.encode_prompt(prompts), direct(pipeline, prompts))
-    assert (cache.hits, cache.misses) == (2, 3)
-
-
 class Watching(OfModules):
     def encode_prompt(self, prompt):
         self.seen = [dict(vars(kind)) for kind in type(self).__mro__[:-1]]
