@@ -172,7 +172,7 @@ class InertRuns:
         """
         decisions = self._counts.of_run(run.generation.number)
         if run.has_no_end_of_steps:
-            unended = _no_steps(f"no step ended after {run.calls} calls: nobody calls scheduler.step")
+            unended = _no_steps(f"no step ended after {len(run.called)} calls: nobody calls scheduler.step")
             self._say(_TIMES if run.has_times else unended)
         elif run.kind != "measured":
             self._explain(run, decisions, is_complete)

@@ -15,7 +15,7 @@ import functools
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -59,15 +59,15 @@ _SLOT = "_compiled_call_impl"
 _lock = threading.RLock()
 
 
+@dataclass(eq=False)
 class Interception:
     """One owner's handlers on one object. It lasts until `undo`; on objects that are no modules, also no longer than
-    somebody holds it. `intercept` describes the arguments.
-    """
+    somebody holds it. `intercept` describes the arguments, and `places` are its slots and dispatchers."""
 
-    def __init__(self, owner: object, handlers: Mapping[str, Handler], eager: Callable[[], bool] | None = None) -> None:
-        self.owner, self.handlers, self.eager = owner, dict(handlers), eager
-        self.places: list[_Slot | _Dispatcher] = []
-        """Its slots and dispatchers."""
+    owner: object
+    handlers: Mapping[str, Handler]
+    eager: Callable[[], bool] | None = None
+    places: list[_Slot | _Dispatcher] = field(default_factory=list)
 
     def undo(self) -> None:
         """Take the handlers away; others on the same object stay. Idempotent."""
@@ -92,7 +92,7 @@ def intercept(
         UnsupportedModelError: an object that carries one of the methods as an attribute of its own, which would not be
             intercepted, or whose class cannot be changed.
     """
-    interception = Interception(owner, handlers, eager)
+    interception = Interception(owner, dict(handlers), eager)
     try:
         with _lock:
             for name in interception.handlers:

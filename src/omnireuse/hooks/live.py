@@ -143,20 +143,21 @@ class Live(ABC):
             sigma = loop.clock.hint.sigma
             if sigma is not None and run.generation.level.sample_weight is None:
                 run.sigma_told(float(sigma))
-            order = run.orders[index]
+            order = run.called.count(index)
             branch = given_name or str(order)
             repeat = run.branches[index, branch]
-            run.calls, run.orders[index], run.branches[index, branch] = run.calls + 1, order + 1, repeat + 1
+            run.called.append(index)
+            run.branches[index, branch] = repeat + 1
             branch = f"{branch}#{repeat + 1}" if repeat else branch
             loop.asked += 1
-            if run.calls > MOST_CALLS_A_STEP:
+            if len(run.called) > MOST_CALLS_A_STEP:
                 self._end()
                 return call.make()
             if loop.companions.are_called:
                 call = loop.companions.denoise(run, call)
             conditions, held = run.conditions, run.conditions.held.get((index, branch))
             given, options, layout, is_held = form_of(model, call, index, loop.companions.scales, held)
-            asks = bool(loop.touched) or (run.calls == 1 and (not run.step or loop.call is None))
+            asks = bool(loop.touched) or (len(run.called) == 1 and (not run.step or loop.call is None))
             if asks or not is_held or conditions.latest != run.changed_at or run.windows.are_several:
                 marks = adapters_of(model) if asks else {}
                 asked = Asked(module, index, given_name, call.args, call.kwargs)
@@ -186,7 +187,7 @@ class Live(ABC):
         if run is None or not ((callers and callers[-1] is self._pipeline()) or self._is_caller()):
             return call.make()
         args, kwargs = call.args, dict(call.kwargs)
-        run.given = values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
+        values = dict(zip(("model_output", "timestep", "sample"), args, strict=False)) | kwargs
         due, given = loop.clock.due, values.get("timestep")
         # By its address, as a loop over the scheduler's timesteps hands it on.
         is_due = type(given) is torch.Tensor and given.ndim == 0 and given.data_ptr() == due.get(run.step)
@@ -198,7 +199,7 @@ class Live(ABC):
                 "(panoramas): every step is computed, since a forecast must not mix outputs of two windows",
             )
             return call.make()
-        if not run.calls:
+        if not run.called:
             if self._parts.have_other_denoisers(self._pipeline()):
                 self._compute_from_here(
                     "computing every step",
@@ -214,7 +215,7 @@ class Live(ABC):
         try:
             # The first step was computed, and what it has given belongs to another step.
             if not ahead or run.step:
-                output = region.scheduler_step(run, values["model_output"], values["sample"])
+                output = region.scheduler_step(run, values)
                 if args:
                     args = (output, *args[1:])
                 else:
@@ -253,8 +254,8 @@ class Live(ABC):
         if given:
             conditions.look(key, step, given, others.made if others.are_called else ())
         if (step < 2 or run.windows.are_several) and asked.latents is not None:
-            name, of_name, of_all = asked.branch, run.branches, run.orders
-            place = (of_name[asked.denoiser, name] if name else of_all[asked.denoiser]) - 1
+            name, index = asked.branch, asked.denoiser
+            place = (run.branches[index, name] if name else run.called.count(index)) - 1
             is_again = loop.clock.is_again(run, conditions.held.get(key, ()))
             if run.windows.move(step, (asked.denoiser, name), place, asked.latents, is_again=step == 1 and is_again):
                 conditions.change(step, [WINDOW])
@@ -372,8 +373,8 @@ def next_step(run: Run) -> None:
     for each in run.wave.generations:
         if each.index < run.step:  # region "step" has ended it by `use`
             each.advance()
-    run.latents, run.calls = None, 0
-    run.orders.clear()
+    run.latents = None
+    run.called.clear()
     run.branches.clear()
 
 
@@ -410,7 +411,7 @@ class StepRegion(Region):
     def call(self, call: DenoiserCall) -> Any:
         """The computed output; for reused samples the last one, whose values are not used."""
         stepper = self.stepper or call.run.stepper
-        if call.run.calls == 1:
+        if len(call.run.called) == 1:
             self._first_call, self._computes = call, self._ask(call)
         elif self._first_call is not None and call.layout.conditions != self._first_call.layout.conditions:
             # A condition of a later branch. The calls before have returned their last outputs; the next step asks anew.
@@ -421,7 +422,7 @@ class StepRegion(Region):
         layout, last = self._placeholders.get(key, (None, None))
         is_left_out = not self._computes or bool(stepper.reused_rows)
         if is_left_out and layout != own:
-            last = stepper.known(call.run.calls - 1, next((each.device for each in call.tensors), None))
+            last = stepper.known(len(call.run.called) - 1, next((each.device for each in call.tensors), None))
             if last is None:
                 # The last computed step did not have this call, and only computing it shows the form of its output.
                 step = call.run.step
@@ -488,11 +489,11 @@ class StepRegion(Region):
             self._cuts.refuse_like(first, call)
         return output
 
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
+    def scheduler_step(self, run: Run, given: Mapping[str, Any]) -> torch.Tensor:
         """What the stepper uses: for reused samples forecasts, computed ones corrected or as they are."""
         call, self._first_call = self._first_call, None
         assert call is not None, "a step begins with a call"
-        generation = run.generation
+        generation, sample = run.generation, given["sample"]
         if self.stepper is None and generation.strategy.decides_by_sample and self._shape != sample.shape:
             self._shape = sample.shape
             self._computes = self._ask(call)
@@ -503,7 +504,7 @@ class StepRegion(Region):
             self._branches = run.branches.copy()
         if self.stepper is not None and self._inner is None:
             generation.pass_by(replace(generation.decide(), reason="measuring"))
-        used = (self.stepper or run.stepper).use(output if self._computes else None, sample, run.given)
+        used = (self.stepper or run.stepper).use(given["model_output"] if self._computes else None, sample, given)
         assert used is not None, "the loop of a pipeline always goes on"
         return used
 

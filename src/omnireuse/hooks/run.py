@@ -100,11 +100,9 @@ class Run:
         region: takes its calls.
         step: the current one, from 0.
         latents: the sample that the scheduler returned last, which the current step starts from.
-        calls: denoiser calls of the current step.
-        orders: the same by denoiser.
-        branches: the same by denoiser and branch.
+        called: the denoiser of each call of the current step, in their order.
+        branches: the number of these calls by denoiser and branch.
         is_stepped: whether somebody ends its steps: the scheduler's `step`, or a user.
-        given: arguments of the scheduler's step that is under way, by name.
         magnitudes: numbers of steps, and the largest magnitude of the latents after each, left on their device.
         conditions: what its steps are computed from beside latents and time.
         windows: of its latents, if its calls are given parts of them.
@@ -118,10 +116,8 @@ class Run:
         self.stepper: Stepper = generation
         self.wave = Wave([generation])
         self.step, self.began = 0, time.perf_counter()
-        self.given: Mapping[str, Any] = {}
         self.latents: torch.Tensor | None = None
-        self.calls = 0
-        self.orders: Counter[int] = Counter()
+        self.called: list[int] = []
         self.branches: Counter[tuple[int, str]] = Counter()
         self.is_stepped = False
         self.magnitudes: list[tuple[int, torch.Tensor]] = []
@@ -152,7 +148,7 @@ class Run:
     def has_no_end_of_steps(self) -> bool:
         """True if the denoiser was called for more than a step, and none has ended."""
         most = max(MOST_BRANCHES, (self.generation.total or 0) - 1)
-        return self.step == 0 and self.calls > min(most, MOST_CALLS_A_STEP)
+        return self.step == 0 and len(self.called) > min(most, MOST_CALLS_A_STEP)
 
     def sigma_told(self, sigma: float) -> None:
         """Take the noise level of this step from `cache_context`, if the scheduler's algebra is not known."""
@@ -207,8 +203,9 @@ class Region(ABC):
     def call(self, call: DenoiserCall) -> Any:
         """The result of a denoiser call, computed or not."""
 
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        """The scheduler's input in place of `output`."""
+    def scheduler_step(self, run: Run, given: Mapping[str, Any]) -> torch.Tensor:
+        """The scheduler's input in place of `model_output`, of the arguments of its step by name."""
+        output: torch.Tensor = given["model_output"]
         return output
 
     def undo(self) -> None:  # noqa: B027  # most put nothing

@@ -110,8 +110,8 @@ class _LeanRegion(Region):
     def for_run(self) -> Region:
         return self._axis.wrapped(self._inner.for_run())
 
-    def scheduler_step(self, run: Run, output: torch.Tensor, sample: torch.Tensor) -> torch.Tensor:
-        return self._inner.scheduler_step(run, output, sample)
+    def scheduler_step(self, run: Run, given: Mapping[str, Any]) -> torch.Tensor:
+        return self._inner.scheduler_step(run, given)
 
     def undo(self) -> None:
         self._inner.undo()

@@ -36,7 +36,7 @@ AFTER = [
     "omnireuse.tuning.budget.Ledger.made",
     "omnireuse.tuning.recording.OutputProducts.of",
     "omnireuse.tuning.store.Store.keep_measured",
-    "omnireuse.tuning.search.Planner.best",
+    "omnireuse.tuning.fewest.Planner.best",
     "omnireuse.tuning.replay.without_bar",
     "omnireuse.tuning.trials.FitStepper.use",
     "omnireuse.tuning.store.Store.save",
@@ -109,7 +109,7 @@ def test_memory_that_is_missing_before_a_picture_ends_tuning_at_the_third_time(
         assert "a call cannot be made again: OutOfMemoryError: full" in str(handle.tuning)
 
 
-@pytest.mark.parametrize("place", ["full_run.OutputProducts.of", "steppers.FitStepper.use", "tuner.Replay"])
+@pytest.mark.parametrize("place", ["recording.OutputProducts.of", "trials.FitStepper.use", "tuner.Replay"])
 def test_an_error_is_freed_with_all_that_its_frames_hold(
     flux: Tiny, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
