@@ -375,7 +375,7 @@ def test_what_was_looked_at_is_bounded_by_the_entries():
         most = 65 + 4 * len(cache.store)
         assert len(call._scopes) <= most
         assert len(call._states) <= most
-        assert len(call._surveys) <= 2
+        assert len(call.views._surveys) <= 2
         uninstall_prompt_embed_cache(pipeline)
 
 
