@@ -38,7 +38,7 @@ ENTRY_POINT = "{name!r} of the entry points {place}: {why!r}; fix or uninstall {
 CALL_OPTION = "calibrate(--call): {name} is an option of the command, not an argument of the pipeline; write it as such"
 OUT_EXISTS = "calibrate(--out {out!r}): --out must be new, got a file; give another name, or --force to write over it"
 MODEL_MISSING = "{command}: MODEL, a folder or an id, or --pipeline must be given; see omnireuse {command} --help"
-MODEL_TWICE = "{command}: MODEL and --pipeline cannot both be given; see omnireuse {command} --help"
+MODEL_TWICE = "{command}: MODEL, a folder or an id, and --pipeline cannot both be given; see omnireuse {command} --help"
 PIPELINE_FUNCTION = "{command}(--pipeline {pipeline!r}): must be PACKAGE:FUNCTION, such as my_package.models:load"
 
 # --- caches of autoregressive engines ---
