@@ -11,7 +11,10 @@ from __future__ import annotations
 
 FILE_AS_BACKEND = "enable(pipeline, {file!r}): the second argument names a cache backend; write profile={file!r}"
 AUDIT_BESIDE = "enable(audit={audit!r}): a default, target or profile is audited, no {given}; leave one of the two out"
-TUNE_BESIDE = "enable(tune={tune!r}): tuning chooses the plan, which {given} has chosen; leave one of the two out"
+TUNE_BESIDE = (
+    "enable(tune={tune!r}): tuning chooses the plan of the default, speedup=, computed_steps=, quality= and tolerance=, "
+    "and {given} has chosen one; leave one of the two out"
+)
 POLICY_WITHOUT_NAME = "enable(policy={policy!r}): it needs an argument; write policy=omnireuse.{kind}({argument})"
 BACKEND_BESIDE_POLICY = "enable(backend={backend!r:.60}): give either a backend or a policy (and forecaster)"
 CHOICE_OF_BACKEND = (
@@ -38,7 +41,7 @@ ENTRY_POINT = "{name!r} of the entry points {place}: {why!r}; fix or uninstall {
 CALL_OPTION = "calibrate(--call): {name} is an option of the command, not an argument of the pipeline; write it as such"
 OUT_EXISTS = "calibrate(--out {out!r}): --out must be new, got a file; give another name, or --force to write over it"
 MODEL_MISSING = "{command}: MODEL, a folder or an id, or --pipeline must be given; see omnireuse {command} --help"
-MODEL_TWICE = "{command}: MODEL and --pipeline cannot both be given; see omnireuse {command} --help"
+MODEL_TWICE = "{command}: MODEL, a folder or an id, and --pipeline cannot both be given; see omnireuse {command} --help"
 PIPELINE_FUNCTION = "{command}(--pipeline {pipeline!r}): must be PACKAGE:FUNCTION, such as my_package.models:load"
 
 # --- caches of autoregressive engines ---
@@ -50,7 +53,10 @@ ITEM_OVER_BATCH = (
     "while disable_chunked_mm_input is set; raise it to {least} or allow chunking"
 )
 TOKENS_NOT_MAPPED = "num_scheduled_tokens must map request ids to counts, got {kind}"
-SEVERAL_KV_GROUPS = "input_batch.block_table: must have one KV cache group, got {groups}; turn the prefix cache off"
+SEVERAL_KV_GROUPS = (
+    "input_batch.block_table: must have one KV cache group, got {groups}: slots of several groups do not name one row; "
+    "turn the prefix cache off for hybrid models"
+)
 TOO_FEW_STARTS = "query_start_loc: must have an entry for each request, got {entries} and {request!r} at index {index}"
 NO_KEY_SPEC = "PrefixCacheOptions(mm_keys[{name!r}]={spec!r}): field must be (feature size, torch dtype)"
 KIND_OF_ROWS = "multimodal_outputs[{key!r}]: rows of a deferred key must stay {held}, got {got} for request {request!r}"
@@ -67,7 +73,10 @@ REQUESTS_NOT_SAVED = "prefix cache(step={step}): requests outside the save snaps
 ROWS_NEVER_WRITTEN = "prefix cache(request={request!r}): of its hit {missing} were never written; save every step"
 WRITE_FAILED = "prefix cache: a write failed ({error}), and rows are missing that the engine counts on; restart it"
 STEP_NOT_WAITING = "prefix cache(step={step}): it must be a step that was saved and not asked for yet, one of {known}"
-SLOT_OUTSIDE = "prefix cache: a slot must lie in [0, {slots}) or be −1, got {slot}; give the sizes of the KV cache"
+SLOT_OUTSIDE = (
+    "prefix cache: a slot must lie in [0, {slots}) (or be −1, for padding), got {slot}; num_blocks and block_size must "
+    "be the KV cache's"
+)
 BLOCK_OUTSIDE = "prefix cache: a block id must lie in [0, {blocks}), got {block}; num_blocks must be the KV cache's own"
 ROW_ABSENT = (
     "{where}: every cached row must be present, {why}; write the key for every token the engine may hit, or choose "
@@ -147,7 +156,8 @@ TOO_FEW_JUDGED = (
 )
 PROFILE_OF_ANOTHER = "{why}; calibrate this pipeline, a {pipeline} (the profile is of {origin})"
 NOTHING_PROMISED = (
-    "profile(quality={quality:g}): nothing is promised, for {why}; calibrate the pipeline, or give speedup="
+    "profile(quality={quality:g}): nothing is promised, for {why}; calibrate the pipeline, or ask for "
+    "speedup= or computed_steps="
 )
 NO_PROFILE = (
     "{path}: cannot be read (No such file or directory); give a profile's file, folder, or id (owner/name@revision)"
@@ -189,7 +199,10 @@ SEVERAL_OUTPUTS = (
     "Strategy(region='step'): {model} must return one kind of latents, got {kinds}, of which the scheduler is given "
     "one; use region='call', which forecasts all of them, or 'blocks'"
 )
-NO_PARAMETER = "{block}.forward has no parameter {name!r}, as declared for {model}; use region 'call'"
+NO_PARAMETER = (
+    "{block}.forward has no parameter {name!r}, as declared for {model}; region 'blocks' does not support this version "
+    "of the model, use region 'call'"
+)
 NO_BLOCK_LIST = "{model} has no block list {name!r}, as declared; use region 'call'"
 STACK_RUNS_AGAIN = "{model} runs its first block again before its last; use region 'call' or 'step'"
 NO_SCHEDULER = (

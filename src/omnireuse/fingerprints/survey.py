@@ -271,7 +271,8 @@ class Survey:
     def _object(self, value: object, path: str) -> None:
         kind, tokenizers = type(value), sys.modules.get("tokenizers")
         if tokenizers is not None and isinstance(value, tokenizers.Tokenizer):
-            self._probe(_transformers_backend if self._is_tokenizer else _backend, value)
+            for look in (_backend,) if self._is_tokenizer else (_backend, _lengths):
+                self._probe(look, value)
             self._words.append(_model_digest(value))
         elif isinstance(value, re.Pattern):  # in models of transformers, from patterns of weights' names
             self._words.append(f"{value.pattern!r} {value.flags}")
@@ -452,24 +453,20 @@ def _contents(tensors: list[torch.Tensor]) -> list[tuple[Any, ...]]:
 
 
 def _backend(tokenizer: Any) -> Any:
-    """What a tokenizer of the library ``tokenizers`` does, but for its vocabulary."""
-    return _transformers_backend(tokenizer), tokenizer.truncation, tokenizer.padding
-
-
-def _transformers_backend(tokenizer: Any) -> Any:
-    """The same inside of a tokenizer of transformers, which sets truncation and padding in every call."""
+    """What a tokenizer of the library ``tokenizers`` does, but for its vocabulary and its lengths."""
     steps = f"{tokenizer.normalizer} {tokenizer.pre_tokenizer} {tokenizer.post_processor}"
     dropout = getattr(tokenizer.model, "dropout", None)
     return steps, dropout, tokenizer.get_added_tokens_decoder(), tokenizer.get_vocab_size()
 
 
+_lengths = operator.attrgetter("truncation", "padding")  # one of transformers sets them in every call
 _digests: collections.OrderedDict[int, tuple[Any, str]] = collections.OrderedDict()
 
 
 def _model_digest(tokenizer: Any) -> str:
     """Of the vocabulary and all rules; read once, because it takes up to 0.1 s."""
     parts = tokenizer.model, tokenizer.normalizer, tokenizer.pre_tokenizer, tokenizer.post_processor
-    about = repr(_transformers_backend(tokenizer))
+    about = repr(_backend(tokenizer))
     return _once(tokenizer, about, lambda: b"\x1f".join([b"" if p is None else p.__getstate__() for p in parts]))
 
 

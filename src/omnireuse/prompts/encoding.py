@@ -56,7 +56,7 @@ class Encoding:
 
     def __init__(self, call: EncodeCall) -> None:
         self._call = call
-        self.before = call.view(Scope())
+        self.before = call.views.view(Scope())
         self.before.look.sums()
         self.others: list[str] = []
         self.is_deaf = False
@@ -87,7 +87,7 @@ class Encoding:
                 _unlisten()
         inputs: list[str] = []
         try:
-            self._after = self._call.view(self.scope)
+            self._after = self._call.views.view(self.scope)
             inputs = self._compare(self._after, self._call.writes.is_alone(self._ticket))
         except UnkeyableError as unkeyable:
             self._error = unkeyable
@@ -122,7 +122,7 @@ class Encoding:
         """Sort what moved, and note what the call leaves. Returns what it both reads and writes."""
         inputs = []
         for path in sorted(self.before.moved(after)):
-            write = self.before.written(path, after, self._call.code)
+            write = self.before.written(path, after, self._call.views.code)
             if write is Write.FOREIGN or (write is Write.ANEW and not is_alone):  # or that of a call beside it
                 self.others.append(path)
                 continue
@@ -138,17 +138,18 @@ class Encoding:
         self._is_paused = True  # whatever runs while we look is no part of the call
         try:
             found = self.before.look.root_of(module)
-            if found is None:
-                self._error = UnkeyableError("stray", type(module).__qualname__)
-                self.noted |= set(map(id, module.modules()))
-            else:
+            if found is not None:
                 self._note(*found)
+                return
+            self.noted |= set(map(id, module.modules()))
+            if not isinstance(getattr(module, "_orig_mod", module), torch.fx.GraphModule):  # made of code that is read
+                self._error = UnkeyableError("stray", type(module).__qualname__)
         finally:
             self._is_paused = False
 
     def _note(self, path: str, root: nn.Module) -> None:
         try:
-            survey = self.before.surveys[path] = self._call.survey(path, root)
+            survey = self.before.surveys[path] = self._call.views.survey(path, root)
             self.noted |= survey.identities
         except UnkeyableError as error:  # the call itself goes on
             self._error = error

@@ -51,7 +51,6 @@ class Entry:
     def __init__(self, value: object, label: str, key: PromptKey, left: Left) -> None:
         self.label, self.key, self.left = label, key, left
         self._structure, leaves = flatten(value, opaque=True)
-        self.opaque_kinds = self._structure.opaque_kinds
         # A tuple of tensors is handed out as it is; other containers are built anew, so that a caller may change them.
         self._is_fixed = _is_fixed(value)
         self._homes = [leaf.device if isinstance(leaf, torch.Tensor) else None for leaf in leaves]
@@ -79,6 +78,11 @@ class Entry:
             if freed:
                 self._keep([_to_host(leaf) for leaf in self._leaves], is_home=False)
             return freed
+
+    @property
+    def opaque_kinds(self) -> set[str]:
+        """Names of the classes of parts that nobody can look into."""
+        return self._structure.opaque_kinds
 
     @property
     def device_bytes(self) -> int:

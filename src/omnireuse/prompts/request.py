@@ -85,7 +85,7 @@ class MissedCall:
         if record is None:
             return None
         scope = Scope(frozenset(record.ran), tuple(record.own))
-        view = call.view(scope)
+        view = call.views.view(scope)
         state = call.state(scope, view)
         if state.elsewhere != record.content:
             return None
@@ -114,7 +114,7 @@ class MissedCall:
                 self._own = call.function(*self._args, **self._kwargs)
             return None
         cache.add("misses")
-        call.missed(encoding.before, after, encoding.others, is_known=call.scope(self._arguments) is not None)
+        call.misses.add(encoding.before, after, encoding.others, is_known=call.scope(self._arguments) is not None)
         call.remember(self._arguments, scope)
         if encoding.others or not call.is_open:
             cache.add("outdated")

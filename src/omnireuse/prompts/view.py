@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import enum
-import threading
-import weakref
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from omnireuse.fingerprints.plain import UnkeyableError, digest_of
+from omnireuse.fingerprints.plain import digest_of
 from omnireuse.fingerprints.survey import Survey
 from omnireuse.prompts.code import Code, facts_of_class
 from omnireuse.prompts.look import ABSENT, IDLE, Look
 
-__all__ = ["Scope", "State", "View", "Write", "Writes", "held_by"]
+__all__ = ["Scope", "State", "View", "Write", "held_by"]
 
 
 class State(NamedTuple):
@@ -142,78 +139,3 @@ def _name(path: str) -> str:
     """The name of an attribute, or that of a global with a colon."""
     name = path.rsplit(".", 1)[-1]
     return f":{name.rsplit(':', 1)[-1]}" if ":" in name else name
-
-
-class Writes:
-    """What calls write themselves: what the last one left, and how often somebody else has written it.
-
-    A value that a call writes is no input of it, as long as calls alone write it: then it is what the last one left.
-    Each call notes what is there before it ends, so what differs while no call goes on was written by others.
-
-    Args:
-        call: the `EncodeCall` whose pipeline is looked at; held weakly.
-    """
-
-    def __init__(self, call: Any) -> None:
-        self._call = weakref.ref(call)
-        self._lock = threading.Lock()
-        self._left: dict[str, Any] = {}
-        self._others: dict[str, int] = {}
-        self._ran: set[str] = set()
-        self._active = self._begun = 0
-
-    @property
-    def are_known(self) -> bool:
-        """Whether any call has written anything."""
-        return bool(self._left)
-
-    def of_others(self, view: View, own: Iterable[str]) -> tuple[int, ...]:
-        """How often others have written each of these. While a call goes on, its writes are no one else's."""
-        if not self._left:
-            return ()
-        with self._lock:
-            if not {*self._ran} <= {*view.ran} or any(view.content(each) != was for each, was in self._left.items()):
-                self._compare()  # by a view of now: a call may have ended since that one
-            return tuple([self._others.get(each, 0) for each in own])
-
-    def begin(self) -> tuple[bool, int]:
-        """A call begins. Returns a ticket for `is_alone`."""
-        with self._lock:
-            self._compare()
-            ticket = self._active == 0, self._begun
-            self._active, self._begun = self._active + 1, self._begun + 1
-            return ticket
-
-    def is_alone(self, ticket: tuple[bool, int]) -> bool:
-        """Whether no other call has gone on since this one began."""
-        with self._lock:
-            return ticket == (True, self._begun - 1)
-
-    def end(self, own: Iterable[str] = (), ran: Iterable[str] = ()) -> None:
-        """A call is over; calls have left what is there now.
-
-        Args:
-            own: what this one both reads and writes.
-            ran: see `Scope`.
-        """
-        with self._lock:
-            self._left |= {each: self._left.get(each) for each in own}
-            self._ran |= {*ran} if self._left else set()
-            self._left |= self._now()
-            self._active -= 1
-
-    def _compare(self) -> None:
-        if not self._active:
-            now = self._now()
-            for each in [each for each, content in now.items() if content != self._left[each]]:
-                self._left[each], self._others[each] = now[each], self._others.get(each, 0) + 1
-
-    def _now(self) -> dict[str, Any]:
-        call = self._call()
-        if not self._left or call is None:
-            return {}
-        try:
-            view = call.view(Scope(frozenset(self._ran)))
-        except UnkeyableError:  # the call itself says so
-            return {}
-        return {each: view.content(each) for each in self._left}

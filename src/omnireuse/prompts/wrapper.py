@@ -41,7 +41,7 @@ class CachedEncodePrompt:
         function = self._call.function
         self.__wrapped__ = getattr(function, "__func__", function)  # a bound method would keep the pipeline alive
         self.__name__, self.__doc__ = "encode_prompt", function.__doc__
-        self.__signature__ = self._call.signature
+        self.__signature__ = self._call.arguments.signature
         weakref.finalize(self, register_optimizer_step_post_hook(suspect_stepped).remove)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +53,7 @@ class CachedEncodePrompt:
             cache.bypass("nested")
             return call.aside(args, kwargs)
         try:
-            arguments = call.arguments(pipeline, call.bind(*args, **kwargs))
+            arguments = call.arguments.key(pipeline, args, kwargs)
             key = call.key_now(arguments)
         except UnkeyableError as error:
             cache.bypass(error.reason, error.where)

@@ -78,48 +78,6 @@ def test_a_pipeline_that_counts_its_calls_is_cached(way):
     assert (cache.hits, cache.misses, cache.bypassed) == (3, 2, 0)
 
 
-def test_so_is_one_that_returns_the_count_and_one_that_is_a_module():
-    class Returning(Plain):
-        calls = 0
-
-        def encode_prompt(self, prompt):
-            self.calls += 1
-            return torch.full((2,), float(self.calls))
-
-    class Module(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.text_encoder, self.calls = nn.Linear(4, 4), 0
-
-        def encode_prompt(self, prompt):
-            self.calls += 1
-            return self.text_encoder(torch.ones(1, 4))
-
-    for kind in (Returning, Module):
-        pipeline = kind()
-        cache = install_prompt_embed_cache(pipeline)
-        results = [pipeline.encode_prompt("cat") for _ in range(3)]
-        assert torch.equal(results[0], results[2])
-        assert (cache.hits, pipeline.calls) == (2, 1)
-
-
-def test_threads_that_count_hit_as_one_does():
-    pipeline = type("Counts", (Counting,), {"count": spelled_out})()
-    cache = install_prompt_embed_cache(pipeline)
-
-    def work(name):
-        with torch.no_grad():
-            for number in range(30):
-                pipeline.encode_prompt(f"{name}{number % 5}")
-
-    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (cache.hits, cache.misses) == (100, 20)
-
-
 def test_a_count_that_its_owner_resets_is_a_count():
     pipeline = type("Counts", (Counting,), {"count": spelled_out})()
     cache = install_prompt_embed_cache(pipeline)
@@ -375,23 +333,8 @@ def test_what_was_looked_at_is_bounded_by_the_entries():
         most = 65 + 4 * len(cache.store)
         assert len(call._scopes) <= most
         assert len(call._states) <= most
-        assert len(call._surveys) <= 2
+        assert len(call.views._surveys) <= 2
         uninstall_prompt_embed_cache(pipeline)
-
-
-class Refusing(type):
-    """A metaclass that lets nobody change its classes."""
-
-    def __setattr__(cls, name, value):
-        raise AttributeError(name)
-
-
-def test_a_class_that_refuses_to_be_changed_is_cached():
-    pipeline = Refusing("Closed", (Plain,), {})()
-    cache = install_prompt_embed_cache(pipeline)
-    pipeline.encode_prompt("cat")
-    pipeline.encode_prompt("cat")
-    assert cache.hits == 1
 
 
 def test_a_bypassing_call_counts_as_one_that_left_something():
