@@ -12,8 +12,8 @@ from __future__ import annotations
 FILE_AS_BACKEND = "enable(pipeline, {file!r}): the second argument names a cache backend; write profile={file!r}"
 AUDIT_BESIDE = "enable(audit={audit!r}): a default, target or profile is audited, no {given}; leave one of the two out"
 TUNE_BESIDE = (
-    "enable(tune={tune!r}): tuning chooses the plan of the default, speedup=, computed_steps=, quality= and tolerance=, "
-    "and {given} has chosen one; leave one of the two out"
+    "enable(tune={tune!r}): tuning chooses the plan of the default, speedup=, computed_steps=, quality= and "
+    "tolerance=, and {given} has chosen one; leave one of the two out"
 )
 POLICY_WITHOUT_NAME = "enable(policy={policy!r}): it needs an argument; write policy=omnireuse.{kind}({argument})"
 BACKEND_BESIDE_POLICY = "enable(backend={backend!r:.60}): give either a backend or a policy (and forecaster)"

@@ -131,7 +131,7 @@ def test_a_quality_with_a_profile_is_not_tuned(flux: Tiny) -> None:
         profile = handle.tuned_profile
     with pytest.raises(ConfigError, match="a promise takes at least 5 held-out prompts"):
         omnireuse.enable(flux.pipe, profile=profile, quality=20)
-    with pytest.raises(ConfigError, match="which profile has chosen; leave one of the two out"):
+    with pytest.raises(ConfigError, match="and profile has chosen one; leave one of the two out"):
         omnireuse.enable(flux.pipe, profile=profile, quality=20, tune=True)
 
 
