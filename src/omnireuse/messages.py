@@ -16,13 +16,20 @@ TUNE_BESIDE = (
     "tolerance=, and {given} has chosen one; leave one of the two out"
 )
 POLICY_WITHOUT_NAME = "enable(policy={policy!r}): it needs an argument; write policy=omnireuse.{kind}({argument})"
-BACKEND_BESIDE_POLICY = "enable(backend={backend!r:.60}): give either a backend or a policy (and forecaster)"
+BACKEND_BESIDE_POLICY = (
+    "enable(backend={backend!r:.60}): give either a backend or a policy with its forecaster, not both"
+)
 CHOICE_OF_BACKEND = (
     "enable({name}={value!r:.60}): the {backend} chooses its {name} itself; leave it out, or choose all yourself: "
     "combinations go through policy=, forecaster=, region="
 )
-CHOICE_ALONE = "enable({name}=…): a policy, a backend or a target must be given, too; write enable(pipeline, {write})"
-ONE_COMPUTED_STEP = "{place}(computed_steps=1): computed_steps must be at least 2{without}, got 1, the first alone"
+CHOICE_ALONE = (
+    "enable({name}=…): a policy, a backend or a target must be given with it; to have it in the default write "
+    "enable(pipeline, {write})"
+)
+ONE_COMPUTED_STEP = (
+    "{place}(computed_steps=1): computed_steps must be at least 2{without}, got 1; one cannot be forecast from"
+)
 QUALITY_UNTUNED = (
     "{place}(quality={quality!r}): a quality can only be promised by a profile of this pipeline, or be expected of "
     "tuning, which is off ({why}); give profile=, which omnireuse.calibrate makes, or tolerance=, the share of the "
@@ -57,20 +64,29 @@ SEVERAL_KV_GROUPS = (
     "input_batch.block_table: must have one KV cache group, got {groups}: slots of several groups do not name one row; "
     "turn the prefix cache off for hybrid models"
 )
-TOO_FEW_STARTS = "query_start_loc: must have an entry for each request, got {entries} and {request!r} at index {index}"
+TOO_FEW_STARTS = (
+    "query_start_loc: must have an entry for every request, got {entries} and request {request!r} at {index}"
+)
 NO_KEY_SPEC = "PrefixCacheOptions(mm_keys[{name!r}]={spec!r}): field must be (feature size, torch dtype)"
 KIND_OF_ROWS = "multimodal_outputs[{key!r}]: rows of a deferred key must stay {held}, got {got} for request {request!r}"
 COPY_NOT_ON_CPU = "hidden_states_cpu: must be contiguous on the CPU, got strides {strides} on {device}"
 DEFERRED_WITHOUT_ROWS = "{key}: a deferred key must be a tensor with a row for each of {tokens} tokens, got {got}"
 HIT_NOT_ALIGNED = "{where}: prefix hit not block aligned: it must be a multiple of {size} tokens, got {got}"
 HIT_WITHOUT_BLOCKS = "{where}: a prefix hit of {tokens} tokens must name {blocks} blocks, got {got}"
-SLOTS_OF_ANOTHER_STEP = "prefix cache: slots must cover the step's {tokens} tokens, got {slots} slots of another step"
+SLOTS_OF_ANOTHER_STEP = (
+    "prefix cache: the slot mapping must cover the step's {tokens} tokens, got {slots} slots of another batch"
+)
 STEPS_UNCONSUMED = (
     "prefix cache: at most {depth} steps may wait for materialize or discard_step, and none was asked for within "
     "{seconds:g} s: unconsumed step contexts (ids={steps})"
 )
-REQUESTS_NOT_SAVED = "prefix cache(step={step}): requests outside the save snapshot: {unknown}; ask for the step's"
-ROWS_NEVER_WRITTEN = "prefix cache(request={request!r}): of its hit {missing} were never written; save every step"
+REQUESTS_NOT_SAVED = (
+    "prefix cache(step={step}): requests outside the save snapshot: {unknown}; ask for those of the step"
+)
+ROWS_NEVER_WRITTEN = (
+    "prefix cache(request={request!r}): every row of its prefix hit must be present, {missing} were never written; "
+    "hidden states must be saved in every step"
+)
 WRITE_FAILED = "prefix cache: a write failed ({error}), and rows are missing that the engine counts on; restart it"
 STEP_NOT_WAITING = "prefix cache(step={step}): it must be a step that was saved and not asked for yet, one of {known}"
 SLOT_OUTSIDE = (
@@ -85,7 +101,9 @@ ROW_ABSENT = (
 
 # --- cache backends and prompt embeddings ---
 
-CANNOT_DISABLE = "{backend}.disable: this backend cannot restore the pipeline; implement disable, or load it anew"
+CANNOT_DISABLE = (
+    "{backend}.disable: this backend cannot restore the pipeline; implement disable, or load the pipeline anew"
+)
 BACKEND_ENABLED = "{backend!r} is enabled already; call disable(pipeline) before enabling it on a pipeline again"
 NOT_ENABLED = "{backend}.refresh: this pipeline is not enabled; call enable(pipeline) first"
 NO_PIPELINE = "install_prompt_embed_cache(pipeline=None): pipeline must have an encode_prompt; load the pipeline first"
@@ -160,7 +178,8 @@ NOTHING_PROMISED = (
     "speedup= or computed_steps="
 )
 NO_PROFILE = (
-    "{path}: cannot be read (No such file or directory); give a profile's file, folder, or id (owner/name@revision)"
+    "{path}: cannot be read (No such file or directory); give the file of a profile, its folder, or its id on the "
+    "hub (owner/name or owner/name@revision)"
 )
 NO_REVISION = "Profile(revision={revision!r}): revision must be left out, for {path} is no repository of the hub"
 STEPS_TWICE = "calibrate(steps={steps!r}, num_inference_steps={other!r}): both say how many denoising steps; give one"
@@ -188,8 +207,13 @@ CONTROLNET_CHANGED = (
 NOT_LOADED = "reuse needs a pipeline, got {got}; pass a loaded pipeline, as {write}.from_pretrained(…) returns it"
 IS_A_MODEL = "{model} is a model, and reuse is enabled on its pipeline: pass the pipeline, as in omnireuse.enable(pipe)"
 NO_DENOISER = "{pipeline} has no denoiser: looked for a torch module at {names}"
-SEVERAL_GROUPS = "enable: the denoisers run in several process groups ({groups}); give the one that decides as group="
-PARALLEL_LATER = "{policy} measures, and {model} was made parallel after enable; call omnireuse.disable, and enable it"
+SEVERAL_GROUPS = (
+    "enable: the denoisers run in several process groups ({groups}); give the ranks that decide alike as group="
+)
+PARALLEL_LATER = (
+    "{policy} measures, and {model} was made parallel after reuse was enabled; call omnireuse.disable(pipeline) and "
+    "enable it again, so that the ranks decide alike"
+)
 LATENTS_NOT_FINITE = (
     "the latents of this run are NaN or infinite from step {step} on, which {forecaster} forecast, unless a callback "
     "changed them there; compute more steps, or give another forecaster"
@@ -204,7 +228,9 @@ NO_PARAMETER = (
     "of the model, use region 'call'"
 )
 NO_BLOCK_LIST = "{model} has no block list {name!r}, as declared; use region 'call'"
-STACK_RUNS_AGAIN = "{model} runs its first block again before its last; use region 'call' or 'step'"
+STACK_RUNS_AGAIN = (
+    "{model} runs its first block again before its last, and cannot be reused; use region 'call' or 'step'"
+)
 NO_SCHEDULER = (
     "Strategy(region='step'): {name}.scheduler must have set_timesteps and step, got {got!r}; use region='call'"
 )
