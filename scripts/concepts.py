@@ -55,7 +55,7 @@ ROWS = (
     Row("enable, files", 51, 62),
     Row("enable, lines", 9_359, 10_500),
     Row("its keywords, files", 116, 100),
-    Row("its keywords, lines", 19_877, 15_000),
+    Row("its keywords, lines", 19_879, 15_000),
     Row("Generation, files", 19, 20),
     Row("Generation, lines", 3_306, 2_800),
     Row("Session, files", 35, 35),
@@ -67,7 +67,7 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 49, 50),
-    Row("lines of src", 29_756, 22_500),
+    Row("lines of src", 29_758, 22_500),
     Row("lines of lab", 4_753, 4_500),
     Row("lines of engines", 8_552, 7_500),
     Row("callables", 79, 60),
@@ -102,7 +102,7 @@ HOUSES = (
     Row("stores", 817, 620),
     Row("summary", 801, 600),
     Row("testing", 388, 290),
-    Row("tuning", 3_878, 2_970),
+    Row("tuning", 3_880, 2_970),
 )
 """The lines of each package of the product; "front" is its top level, which `enable` is in."""
 

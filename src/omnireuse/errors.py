@@ -69,7 +69,7 @@ class ConfigError(OmniReuseError, ValueError):
         error.about = (where, dict(values), must, got, do)
         return error
 
-    def told_of(self, where: str, names: Mapping[str, str], do: str = "") -> ConfigError:
+    def about_arguments(self, where: str, names: Mapping[str, str], do: str = "") -> ConfigError:
         """The same error about the arguments that the user gave; this one if it is about no fields.
 
         Args:

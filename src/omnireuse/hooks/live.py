@@ -142,7 +142,7 @@ class Live(ABC):
                 return call.make()
             sigma = loop.clock.hint.sigma
             if sigma is not None and run.generation.level.sample_weight is None:
-                run.sigma_told(float(sigma))
+                run.set_sigma(float(sigma))
             order = run.called.count(index)
             branch = given_name or str(order)
             repeat = run.branches[index, branch]
@@ -249,7 +249,7 @@ class Live(ABC):
             self._parts.refresh_others(self._pipeline())
         loop.touched.clear()
         for what, value in marks.items():
-            if conditions.told.get(what) != value:
+            if conditions.marks.get(what) != value:
                 conditions.tell(step, what, value)
         if given:
             conditions.look(key, step, given, others.made if others.are_called else ())
@@ -503,7 +503,7 @@ class StepRegion(Region):
                 each.is_of_new_kind = self._branches is not None
             self._branches = run.branches.copy()
         if self.stepper is not None and self._inner is None:
-            generation.pass_by(replace(generation.decide(), reason="measuring"))
+            generation.record_computed(replace(generation.decide(), reason="measuring"))
         used = (self.stepper or run.stepper).use(given["model_output"] if self._computes else None, sample, given)
         assert used is not None, "the loop of a pipeline always goes on"
         return used

@@ -150,7 +150,7 @@ class Run:
         most = max(MOST_BRANCHES, (self.generation.total or 0) - 1)
         return self.step == 0 and len(self.called) > min(most, MOST_CALLS_A_STEP)
 
-    def sigma_told(self, sigma: float) -> None:
+    def set_sigma(self, sigma: float) -> None:
         """Take the noise level of this step from `cache_context`, if the scheduler's algebra is not known."""
         if self._first_sigma is None:
             self._first_sigma = sigma

@@ -30,7 +30,7 @@ class CallConditions:
         changes: the steps that saw changes, by what had changed.
         held: the conditions of each branch of two steps or more, by name, as they were at its latest call. If each of
             them is the same object, of the same version and address, `look` finds no change.
-        told: conditions that are no inputs of a call, by name.
+        marks: conditions that are no inputs of a call, by name.
     """
 
     def __init__(self, *, are_padded: bool = False) -> None:
@@ -38,7 +38,7 @@ class CallConditions:
         self.latest = 0
         self.changes: dict[str, list[int]] = {}
         self.held: dict[Hashable, dict[str, Seen]] = {}
-        self.told: dict[Hashable, Hashable] = {}
+        self.marks: dict[Hashable, Hashable] = {}
         self._first: dict[Hashable, dict[str, Seen]] = {}
 
     def look(self, branch: Hashable, step: int, given: Mapping[str, Any], others: Collection[int] = ()) -> int:
@@ -76,8 +76,8 @@ class CallConditions:
 
     def tell(self, step: int, name: str, value: Hashable) -> None:
         """Take the present value of a condition that is no input of a call."""
-        if self.told.setdefault(name, value) != value:
-            self.told[name] = value
+        if self.marks.setdefault(name, value) != value:
+            self.marks[name] = value
             self.change(step, [name])
 
     def change(self, step: int, names: Iterable[str]) -> None:

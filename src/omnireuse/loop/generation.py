@@ -272,7 +272,7 @@ class Generation(Stepper):
         started, state, algebra = perf_counter(), self.state_of(choice), self.outputs
         values = algebra.values(self.level, samples, outputs)
         if not values:
-            self.pass_by(choice)
+            self.record_computed(choice)
             return None
         state.output_dtypes = [output.dtype for output in outputs]
         error, corrected = state.observe(
@@ -286,7 +286,7 @@ class Generation(Stepper):
         self.conclude(choice, state, started, error=error, corrected=corrected is not None)
         return None if corrected is None else algebra.outputs(self.row.factors, samples, corrected, state.output_dtypes)
 
-    def pass_by(self, choice: Choice) -> None:
+    def record_computed(self, choice: Choice) -> None:
         """Record a computed step without remembering anything of it."""
         self.forget(choice)
         self.conclude(choice, self.state_of(choice), perf_counter())

@@ -313,7 +313,7 @@ def _as_errors_of_enable(names: Mapping[str, str], options: Mapping[str, Any]) -
         if error.about is None:
             raise
         hints = (as_number(field, options.get(field)) for field in error.about[1])
-        raise error.told_of("enable", names, next(filter(None, hints), "")) from error
+        raise error.about_arguments("enable", names, next(filter(None, hints), "")) from error
 
 
 def _check_serves(name: str, pipeline: object) -> None:

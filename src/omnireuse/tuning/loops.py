@@ -166,7 +166,7 @@ class LoopTuner(HostTuner):
         try:
             entry = self.find(plan.strategy.policy, loop)
         except OmniReuseError as error:
-            self.pass_by(error)
+            self.leave_untuned(error)
             return plan
         self._latest = entry
         if entry.is_idle:

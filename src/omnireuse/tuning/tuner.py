@@ -75,7 +75,7 @@ class HostTuner:
         """Log a line once."""
         self._said.say(text, level)
 
-    def pass_by(self, why: object) -> None:
+    def leave_untuned(self, why: object) -> None:
         """Say, once for each reason, that the run which begins is not tuned."""
         elsewhere = Tuning(
             state=state_after(why),
@@ -189,7 +189,7 @@ class Tuner(HostTuner, Tunes):
         except OmniReuseError as error:
             why, tuned.failure = None, error
         if why is not None:
-            self.pass_by(why)
+            self.leave_untuned(why)
             return make(call)
         try:
             with ExitStack() as stack:
@@ -227,7 +227,7 @@ class Tuner(HostTuner, Tunes):
         """Leave the untuned default to a run that cannot be made again, because no call of the pipeline makes it, and
         to calls that are not tuned."""
         if start.call is None:
-            self.pass_by(
+            self.leave_untuned(
                 "only a loop that the pipeline's call makes is measured, because it can be made again; put it into "
                 "__call__ of an object with the scheduler and the denoiser"
             )
@@ -250,13 +250,15 @@ class Tuner(HostTuner, Tunes):
             return Configuration.of(self._session.pipeline, start, {**tuned.arguments, **tried})
 
         if (changes := self._changing.get(tuned.callback.name)) is not None:
-            self.pass_by(f"the callback of such calls changes the run ({changes}), and trial runs are made without it")
+            self.leave_untuned(
+                f"the callback of such calls changes the run ({changes}), and trial runs are made without it"
+            )
             return untuned
         try:
             with self._lock:
                 known = self._registry.known(self._session.strategy.policy, start, configuration, self._target)
         except OmniReuseError as error:
-            self.pass_by(error)
+            self.leave_untuned(error)
             return untuned
         try:
             with self._own_work(), self._lock:
@@ -271,7 +273,7 @@ class Tuner(HostTuner, Tunes):
                 # The other ranks have not met it, and compute other steps: this one cannot go on beside them.
                 raise
             if tuned.entry is None:
-                self.pass_by(error)
+                self.leave_untuned(error)
             else:
                 tuned.entry.failed(error)
             tuned.recording, tuned.is_full = None, False

@@ -96,7 +96,7 @@ class SamplingRun:
     def compute_whole(self) -> None:
         """The call is computed, and nothing is remembered of it: the solver steps from parts of guidance."""
         self.is_by_part = True
-        self.generation.pass_by(replace(self.generation.decide(), reuse=False, reason="cfg++"))
+        self.generation.record_computed(replace(self.generation.decide(), reuse=False, reason="cfg++"))
 
     def whole(self, compute: Callable[[], torch.Tensor], x: torch.Tensor, conditions: object) -> torch.Tensor:
         """x0 after guidance, computed or forecast.

@@ -174,7 +174,7 @@ class Measurement(SamplerSteps):
             self.measured.fail(NotTunableError(f"the sampler calls the model more than {self._step} times"))
             x0: torch.Tensor = executor(x, timestep, options, seed)
             return x0
-        self.generation.pass_by(replace(self.generation.decide(), reason="measuring"))
+        self.generation.record_computed(replace(self.generation.decide(), reason="measuring"))
         self.generation.advance()
         return super().predict(executor, x, timestep, options, seed)
 
@@ -237,13 +237,13 @@ class SamplerTuner(LoopTuner):
         elif len(call.sigmas) < 2:
             untuned = "the run has no steps"
         if untuned:
-            self.pass_by(untuned)
+            self.leave_untuned(untuned)
             return strategy
         self._registry.own_work.emit = emit
         try:
             loop = self._registry.own_work.of(self._loop, executor.class_obj, call)
         except OmniReuseError as error:
-            self.pass_by(error)
+            self.leave_untuned(error)
             return strategy
         plan = self.choose(self._plan, loop, executor)
         if plan.measured is None:

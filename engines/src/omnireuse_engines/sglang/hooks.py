@@ -111,7 +111,7 @@ def _in_turn(original: Original, pipeline: object, batches: list[Any], server_ar
 def _look(pipeline: object, batches: list[Any], served: int) -> None:
     """Notice a request that asked for reuse and passed no hook on its way."""
     if REUSE.served == served and any(not batch.is_warmup and not REUSE.wanted(batch).off for batch in batches):
-        REUSE.pass_by(pipeline)
+        REUSE.warn_unserved(pipeline)
 
 
 def _metrics(result: dict[str, Any], metrics: object) -> dict[str, Any]:

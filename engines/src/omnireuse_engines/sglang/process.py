@@ -235,7 +235,7 @@ class Process:
         if not self.is_inert:
             self.report(request, RequestSettings(off=True), figures_of(OFF.name, None, steps, 0))
 
-    def pass_by(self, pipeline: object) -> None:
+    def warn_unserved(self, pipeline: object) -> None:
         """Warn of a request that asked for reuse and got none, once for each kind of pipeline."""
         name = type(pipeline).__name__
         warn_once(f"omnireuse cannot serve {name}, which denoises in its own loop: every step is computed")

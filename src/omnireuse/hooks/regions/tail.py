@@ -89,5 +89,5 @@ class TailRegion(BlocksRegion):
             return super().call(call)
         (choice,) = call.ask(1, layout=call.layout, signal=None)
         result = call.make()
-        call.run.generation.pass_by(choice)
+        call.run.generation.record_computed(choice)
         return result
