@@ -67,7 +67,7 @@ ROWS = (
     Row("edges of lab", 14, 14),
     Row("edges to engines", 0, 0),
     Row("edges of engines", 49, 50),
-    Row("lines of src", 29_758, 22_500),
+    Row("lines of src", 29_754, 22_500),
     Row("lines of lab", 4_753, 4_500),
     Row("lines of engines", 8_552, 7_500),
     Row("callables", 79, 60),

@@ -21,8 +21,8 @@ __all__ = ["PromptCacheOptions", "PromptEmbedCache"]
 
 logger = logging.getLogger("omnireuse")
 
-_COUNTERS = ("hits", "misses", "bypassed")  # which may be assigned
-_FURTHER = ("coalesced", "mutated", "outdated", "outside_hits")
+_COUNTERS = ("hits", "misses", "bypassed", "coalesced", "mutated", "outdated", "outside_hits")
+_counting = threading.Lock()
 
 
 _TO_STORE_NOTHING = "pass enabled=False to store nothing"
@@ -90,12 +90,12 @@ class PromptEmbedCache:
         self.options = options if max_bytes is None else replace(options, max_bytes=max_bytes)
         self.enabled = enabled
         self.hits = self.misses = self.bypassed = 0
-        self.bypassed_by, self._further = Counter[str](), Counter[str]()
+        self.coalesced = self.mutated = self.outdated = self.outside_hits = 0
+        self.bypassed_by = Counter[str]()
         check_value("PromptEmbedCache", "max_size", max_size, _SIZE)
         self.store: MemoryStore[Entry] = MemoryStore(max_bytes=self.options.max_bytes, max_entries=max_size)
         self.flights: SingleFlight[Entry | None] = SingleFlight()
         """Encodes that go on now."""
-        self._counting = threading.Lock()
 
     @property
     def max_size(self) -> int:
@@ -139,9 +139,8 @@ class PromptEmbedCache:
         the budget of bytes.
         """
         store = self.store
-        with self._counting:
+        with _counting:
             counted = {name: getattr(self, name) for name in _COUNTERS}
-            counted |= {name: self._further[name] for name in _FURTHER}
             counted |= {f"bypassed_{reason}": number for reason, number in self.bypassed_by.items()}
         held = {"num_bytes": store.num_bytes} | {name: store.counts[name] for name in ("evictions", "refused")}
         return {"size": len(store), "max_size": self.max_size} | counted | held
@@ -156,15 +155,12 @@ class PromptEmbedCache:
 
     def add(self, name: str, number: int = 1) -> None:
         """Count ``number`` more of ``name``."""
-        with self._counting:
-            if name in _FURTHER:
-                self._further[name] += number
-            else:
-                setattr(self, name, getattr(self, name) + number)
+        with _counting:
+            setattr(self, name, getattr(self, name) + number)
 
     def bypass(self, reason: str, where: str = "") -> None:
         """Count a call past the cache; the first of each reason is said, if it is known ``where``."""
-        with self._counting:
+        with _counting:
             self.bypassed += 1
             self.bypassed_by[reason] += 1
             is_first = self.bypassed_by[reason] == 1
