@@ -126,7 +126,7 @@ def _address(tensor: torch.Tensor) -> int | None:
     """None for one that has no memory of its own: on the meta device, sparse or packed."""
     try:
         return None if tensor.is_meta else tensor.data_ptr()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError):  # torch raises either, by layout
         return None
 
 
